@@ -218,12 +218,12 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
         from dlbench.report.formats.html import to_html  # loads the template engine and the charts
 
         return to_html(document)
-    from dlbench.report.formats import csv, json, markdown, terminal
+    from dlbench.report.formats import data, markdown, terminal
 
     if chosen == "json":
-        return json.to_json(document)
+        return data.to_json(document)
     if chosen == "csv":
-        return csv.to_csv(document, table)
+        return data.to_csv(document, table)
     if chosen == "md":
         return markdown.to_markdown(document)
     return terminal.to_text(document, full=full)

@@ -202,7 +202,7 @@ def schemas() -> dict[str, Any]:
 
 def schema(name: str) -> dict[str, Any]:
     """Returns the JSON schema of a report or of a file in a run folder."""
-    from dlbench.report.formats.json import schema_of
+    from dlbench.report.formats.data import schema_of
 
     sources = schemas()
     if name not in sources:

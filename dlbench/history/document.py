@@ -12,7 +12,7 @@ from dlbench.history.series import Trend
 from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import changes_sheet, hosts_sheet, nights_sheet, series_sheet
 from dlbench.history.words import change_cell, day, evidence_text, level_text, nights_text, percent_change
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.document import Card, Document, Level, Mark, Section, methods_section
 from dlbench.report.wording import clean, runs_text
 from dlbench.units import counted

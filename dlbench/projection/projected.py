@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlbench.lazy import Array, np
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import column
 from dlbench.report.wording import sentence
 from dlbench.stats.estimates import Estimate

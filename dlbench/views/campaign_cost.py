@@ -19,8 +19,7 @@ from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import number_text, percent, runs_text
 from dlbench.units import counted
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, place_columns
+from dlbench.views.model import Report, ReportSource, ReportView, place_columns
 
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 

@@ -18,7 +18,7 @@ from dlbench.analysis.repeats import mixed_configurations
 from dlbench.analysis.side_by_side import Twins, twins
 from dlbench.records.scan import Run
 from dlbench.report.document import Section, with_rows
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import RunPlan, Variant
@@ -26,8 +26,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate,
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Verdict, judge
 from dlbench.stats.verdict_words import DECOMPOSITION
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, place_of
+from dlbench.views.model import Report, ReportSource, ReportView, place_of
 
 Phase = Literal["input", "exchange"]
 

@@ -11,13 +11,12 @@ from dlbench.report.document import Document, Section
 from dlbench.views.causes.view import CausesView
 from dlbench.views.decomposition import DecompositionView
 from dlbench.views.energy import DetailedEnergy, DetailedEnergyView
-from dlbench.views.model import Report
+from dlbench.views.model import Report, Views
 from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.stalls import StallsView
 from dlbench.views.stragglers import SlowNodesView, StragglersView
 from dlbench.views.telemetry import DetailedTelemetryView
-from dlbench.views.view import Views
 
 FORMAT = "dlbench.diagnosis"
 TITLE = "dlbench diagnosis"

@@ -11,8 +11,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import text_sheet
 from dlbench.report.wording import clean, runs_text
 from dlbench.units import first_of
-from dlbench.views.model import Environment, Report
-from dlbench.views.view import ReportView
+from dlbench.views.model import Environment, Report, ReportView
 
 
 def environment_of(runs: Sequence[Run]) -> Environment:

@@ -6,11 +6,10 @@ import dataclasses
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Section, remark
-from dlbench.views.model import Report, ReportGroup
+from dlbench.views.model import Report, ReportGroup, Views
 from dlbench.views.quality.view import QualityView
 from dlbench.views.scaling_report import assemble
 from dlbench.views.time_to_train import TimeToTrainView, TrainingQuestion
-from dlbench.views.view import Views
 
 FORMAT = "dlbench.estimate"
 

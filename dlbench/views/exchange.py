@@ -19,8 +19,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
-from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
+from dlbench.report.charts import INK, PART_COLOURS, WIDE, Chart, Rows, finish, si_label, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
@@ -28,9 +27,8 @@ from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of
 from dlbench.stats.pairing import RunKey
 from dlbench.units import counted, format_bytes, format_seconds
 from dlbench.views.exchange_bound import ExchangeBound, Recorded, exchange_bound
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of
 from dlbench.views.next_step import second_rank
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 NOT_MEASURED = "not measured"
 

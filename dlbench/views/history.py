@@ -9,8 +9,7 @@ from dlbench.history.report import TrendsReport
 from dlbench.history.tables import changes_sheet, hosts_sheet, series_sheet
 from dlbench.report.document import Section
 from dlbench.units import counted, plural
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.model import Report, ReportSource, ReportView
 
 MAX_CHARTED = 6  # Number of series that are drawn and named; `dlbench history trends` shows more.
 

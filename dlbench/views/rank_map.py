@@ -12,12 +12,11 @@ from typing import Any
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, Subject, finish, inline, tooltips
-from dlbench.report.charts.style import WIDE
+from dlbench.report.charts import WIDE, Chart, Subject, finish, inline, tooltips
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant
 from dlbench.report.wording import DASH, span_text
 from dlbench.units import plural
-from dlbench.views.view import place_of
+from dlbench.views.model import place_of
 
 MAX_ROWS = 16  # Rows of a map in a table for people; the slowest ones.
 MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megabytes.

@@ -17,14 +17,13 @@ from dlbench.report.wording import basis_text, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.units import counted
 from dlbench.views.causes.view import CausesView
-from dlbench.views.model import Report, ReportGroup
+from dlbench.views.model import Report, ReportGroup, Views
 from dlbench.views.quality.numbers import GroupQuality, QualityPoint
 from dlbench.views.quality.view import QualityView
 from dlbench.views.scaling import loss_text
 from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import Sweep
 from dlbench.views.sweep.view import SweepView, goal_lines
-from dlbench.views.view import Views
 
 VIEWS = Views(opening=(SweepView(),), group=(QualityView(), CausesView()))  # Views that the verdicts need.
 

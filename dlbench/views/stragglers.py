@@ -25,9 +25,8 @@ from dlbench.stats.verdict_words import HOST
 from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import VARIANT
-from dlbench.views.model import Report, ReportGroup
+from dlbench.views.model import MEANS, GroupView, Report, ReportGroup, ReportSource, ReportView, place_of
 from dlbench.views.next_step import second_rank
-from dlbench.views.view import MEANS, GroupView, ReportSource, ReportView, place_of
 
 MAX_SHOWN = 10  # Late ranks, or hosts, in a table for people (of slow hosts all).
 MAX_LISTED = 64  # Late ranks in a table for programs, at each rank count.

@@ -19,8 +19,7 @@ from dlbench.report.table import Pivot, Sheet, column, columns_of
 from dlbench.report.wording import runs_text
 from dlbench.specs.container import ContainerSpec
 from dlbench.units import counted, format_seconds, plural
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, ranks_of
+from dlbench.views.model import Report, ReportSource, ReportView, ranks_of
 
 MAX_HOSTS = 24
 MAX_TEXTS = 6  # Different texts of a field that are listed; further ones are counted.

@@ -23,7 +23,7 @@ from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
-from dlbench.report.formats.json import to_json
+from dlbench.report.formats.data import to_json
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of

@@ -30,9 +30,8 @@ from dlbench.history.tables import series_sheet
 from dlbench.history.trends import dated, trends
 from dlbench.history.words import change_cell, level_text
 from dlbench.report.document import Rating
-from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.data import to_csv, to_json
 from dlbench.report.formats.html import to_html
-from dlbench.report.formats.json import to_json
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.formats.terminal import to_text
 from dlbench.views.history import HistoryView

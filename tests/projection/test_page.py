@@ -15,12 +15,10 @@ from dlbench.projection.page import (
 )
 from dlbench.projection.page import projection_chart as chart_of
 from dlbench.projection.projected import Flag, Projection, Refused
-from dlbench.report.charts.chart import ReportSubject
-from dlbench.report.charts.style import FORECAST, MEASURED
+from dlbench.report.charts import FORECAST, MEASURED, ReportSubject
 from dlbench.report.document import Document, Section
-from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.data import to_csv, to_json
 from dlbench.report.formats.html import to_html
-from dlbench.report.formats.json import to_json
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.formats.terminal import to_text
 from tests.projection.hand_made import FAR, ingredients, projection, target

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.report.charts.chart import ReportSubject, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, lines, scatter, stacked
+from dlbench.report.charts import Axis, ReportSubject, Series, figure_row, finish, intervals, lines, scatter, stacked
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.stats.estimates import Estimate
 

@@ -7,7 +7,7 @@ import io
 from html.parser import HTMLParser
 
 from dlbench.report.document import Document
-from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.data import to_csv
 
 
 class Outline(HTMLParser):

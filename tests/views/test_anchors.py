@@ -9,11 +9,18 @@ import pytest
 
 from dlbench.errors import UserError
 from dlbench.records.scan import scan
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.specs.plan import RunPlan
-from dlbench.views.anchors import QUANTITIES, PublishedFigure, anchors_of, differences, published
-from dlbench.views.forecast import ForecastView, published_for
+from dlbench.views.forecast import (
+    QUANTITIES,
+    ForecastView,
+    PublishedFigure,
+    anchors_of,
+    differences,
+    published,
+    published_for,
+)
 from dlbench.views.model import ReportGroup
 from dlbench.views.scaling import ScalingView
 from dlbench.views.scaling_report import assemble, document_of

@@ -18,7 +18,7 @@ from dlbench.records.record import Record
 from dlbench.records.registry import describe
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
-from dlbench.report.formats.json import as_plain
+from dlbench.report.formats.data import as_plain
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
 from dlbench.views.decomposition import (

@@ -15,7 +15,7 @@ from dlbench.analysis.table import tabulate
 from dlbench.projection.gathering import gathered
 from dlbench.projection.step import project
 from dlbench.records.scan import scan
-from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.data import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
 from dlbench.views.forecast import Forecast, ForecastView

@@ -15,9 +15,9 @@ from dlbench.perfmodels.out_of_core.planner import fixed_plan
 from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
-from dlbench.report.charts.chart import ReportSubject
+from dlbench.report.charts import ReportSubject
 from dlbench.views.out_of_core.numbers import MethodComparison, MethodPoint, out_of_core
-from dlbench.views.out_of_core.planned_pass import lanes_chart
+from dlbench.views.out_of_core.plan import lanes_chart
 from dlbench.views.out_of_core.view import OutOfCoreView, method_charts
 from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps

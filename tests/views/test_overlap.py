@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dlbench.records.scan import scan
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.specs.plan import RunPlan
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import Story, exchange_result, write_sweep

@@ -13,7 +13,7 @@ import pytest
 
 from dlbench.analysis.measures import load_steps
 from dlbench.records.scan import Run, scan
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan

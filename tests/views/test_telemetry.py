@@ -26,11 +26,10 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.views.data_path import DataPath, DataPathView
 from dlbench.views.energy import Energy, EnergyView
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupView, ReportGroup, Views
 from dlbench.views.peak_memory import Memory, MemoryView, memory
 from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import Telemetry, TelemetryView
-from dlbench.views.view import GroupView, Views
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_unfinished
 from tests.support.watch_factory import write_samples, write_spans
 

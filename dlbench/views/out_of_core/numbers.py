@@ -27,8 +27,8 @@ from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
+from dlbench.views.model import optional_text
 from dlbench.views.peak_memory import ended_without_memory, runs_or_none
-from dlbench.views.view import optional_text
 
 IN_CORE = ("none", "none")
 
