@@ -15,7 +15,8 @@ from dlbench.comm.measurements import MeasuredGroup, Measurement, Rejected, rate
 from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.report import TITLE, CollectivesReport, GroupReport, RunRow
 from dlbench.comm.wording import fit_caption, per_byte_text
-from dlbench.report.charts import RANK_COLOURS, WIDE, Axis, Chart, Series, figure_row, finish, scatter
+from dlbench.report.chart_style import RANK_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Series, figure_row, finish, scatter
 from dlbench.report.document import (
     MAX_LISTED,
     Card,

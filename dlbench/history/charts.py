@@ -12,20 +12,8 @@ from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import hosts_sheet, nights_sheet
 from dlbench.history.words import amount_text, change_cell, day, level_text, percent_change, ratio_cell
 from dlbench.lazy import alt
-from dlbench.report.charts import (
-    HEIGHT,
-    MEASURED,
-    MUTED,
-    RANK_COLOURS,
-    TONE_COLOURS,
-    Chart,
-    ReportSubject,
-    Rows,
-    figure_row,
-    finish,
-    inline,
-    tooltips,
-)
+from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, RANK_COLOURS, TONE_COLOURS
+from dlbench.report.charts import Chart, ReportSubject, Rows, figure_row, finish, inline, tooltips
 from dlbench.report.wording import basis_text
 from dlbench.stats.verdict_words import TREND
 from dlbench.units import first_of

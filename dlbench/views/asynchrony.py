@@ -14,19 +14,8 @@ from dlbench.lazy import Array, np
 from dlbench.records.record import EmulationResult
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
-from dlbench.report.charts import (
-    HEIGHT,
-    NARROW,
-    RANK_COLOURS,
-    Axis,
-    Chart,
-    ReportSubject,
-    Rows,
-    Series,
-    finish,
-    scatter,
-    short,
-)
+from dlbench.report.chart_style import HEIGHT, NARROW, RANK_COLOURS
+from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, finish, scatter, short
 from dlbench.report.document import Section
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Sheet, column, columns_of, constant

@@ -14,7 +14,8 @@ from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy
 from dlbench.analysis.telemetry.node_samples import STAGES
 from dlbench.analysis.telemetry.readings import MachineReading
-from dlbench.report.charts import HEIGHT, NARROW, Axis, Chart, Rows, Series, figure_row, finish, lines
+from dlbench.report.chart_style import HEIGHT, NARROW
+from dlbench.report.charts import Axis, Chart, Rows, Series, figure_row, finish, lines
 from dlbench.report.document import Section
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of, times_cell

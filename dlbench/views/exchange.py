@@ -19,7 +19,8 @@ from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.charts import INK, PART_COLOURS, WIDE, Chart, Rows, finish, si_label, tooltips
+from dlbench.report.chart_style import INK, PART_COLOURS, WIDE, si_label
+from dlbench.report.charts import Chart, Rows, finish, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text

@@ -29,7 +29,8 @@ from dlbench.projection.projected import Projection, Target
 from dlbench.projection.projected import figure as projected_figure
 from dlbench.projection.refusals import MIN_POINTS
 from dlbench.projection.step import project
-from dlbench.report.charts import PUBLISHED, Chart, Rows, inline, tooltips
+from dlbench.report.chart_style import PUBLISHED
+from dlbench.report.charts import Chart, Rows, inline, tooltips
 from dlbench.report.document import Section
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, drop_empty_columns

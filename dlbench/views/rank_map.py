@@ -12,7 +12,8 @@ from typing import Any
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
-from dlbench.report.charts import WIDE, Chart, Subject, finish, inline, tooltips
+from dlbench.report.chart_style import WIDE
+from dlbench.report.charts import Chart, Subject, finish, inline, tooltips
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant
 from dlbench.report.wording import DASH, span_text
 from dlbench.units import plural

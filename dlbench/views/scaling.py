@@ -12,7 +12,8 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.records.scan import Run
-from dlbench.report.charts import HEIGHT, MEASURED, MUTED, NARROW, Axis, Chart, Rows, figure_row, finish, lines
+from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, NARROW
+from dlbench.report.charts import Axis, Chart, Rows, figure_row, finish, lines
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text

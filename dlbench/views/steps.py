@@ -16,7 +16,8 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.records.scan import Run
-from dlbench.report.charts import RANK_COLOURS, WIDE, Chart, Rows, Subject, finish, inline, short, si_label, tooltips
+from dlbench.report.chart_style import RANK_COLOURS, WIDE, si_label
+from dlbench.report.charts import Chart, Rows, Subject, finish, inline, short, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text

@@ -12,7 +12,8 @@ from dlbench.history.report import TrendsReport
 from dlbench.history.series import Trend
 from dlbench.history.words import percent_change
 from dlbench.lazy import alt
-from dlbench.report.charts import IDEAL, MEASURED, MUTED, Chart, ReportSubject, figure_row, finish, tooltips
+from dlbench.report.chart_style import IDEAL, MEASURED, MUTED
+from dlbench.report.charts import Chart, ReportSubject, figure_row, finish, tooltips
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
 from dlbench.stats.estimates import placed

@@ -18,20 +18,8 @@ from dlbench.errors import UserError
 from dlbench.lazy import alt
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES, TrainingLength, training_length_of
 from dlbench.records.scan import Run
-from dlbench.report.charts import (
-    HEIGHT,
-    MEASURED,
-    RANK_COLOURS,
-    WIDE,
-    Axis,
-    Chart,
-    Rows,
-    Series,
-    Subject,
-    figure_row,
-    finish,
-    lines,
-)
+from dlbench.report.chart_style import HEIGHT, MEASURED, RANK_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Rows, Series, Subject, figure_row, finish, lines
 from dlbench.report.document import Section
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant

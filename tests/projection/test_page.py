@@ -15,7 +15,8 @@ from dlbench.projection.page import (
 )
 from dlbench.projection.page import projection_chart as chart_of
 from dlbench.projection.projected import Flag, Projection, Refused
-from dlbench.report.charts import FORECAST, MEASURED, ReportSubject
+from dlbench.report.chart_style import FORECAST, MEASURED
+from dlbench.report.charts import ReportSubject
 from dlbench.report.document import Document, Section
 from dlbench.report.formats.data import to_csv, to_json
 from dlbench.report.formats.html import to_html

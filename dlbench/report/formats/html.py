@@ -25,7 +25,8 @@ from markupsafe import Markup
 
 from dlbench import bundled, cache
 from dlbench.errors import EnvironmentLacksError
-from dlbench.report.charts import CONFIG, FONT, WIDE, Chart
+from dlbench.report.chart_style import CONFIG, FONT, WIDE
+from dlbench.report.charts import Chart
 from dlbench.report.document import FEW_CARDS, Card, Document, Section, walk
 from dlbench.report.formats.data import write_table
 from dlbench.report.table import Sheet, TextTable

@@ -16,20 +16,8 @@ from typing import Any
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import EXCHANGE_PHASE
 from dlbench.lazy import alt
-from dlbench.report.charts import (
-    INK,
-    MUTED,
-    PART_COLOURS,
-    WIDE,
-    Axis,
-    Chart,
-    Rows,
-    Series,
-    finish,
-    short,
-    stacked,
-    tooltips,
-)
+from dlbench.report.chart_style import INK, MUTED, PART_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Rows, Series, finish, short, stacked, tooltips
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of, columns_of, drop_empty_columns
 from dlbench.report.wording import (

@@ -24,7 +24,8 @@ from dlbench.perfmodels.out_of_core.planner import (
 )
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.perfmodels.out_of_core.simulator import simulate
-from dlbench.report.charts import PART_COLOURS, WIDE, Chart, ReportSubject, Rows, Subject, finish, si_label, tooltips
+from dlbench.report.chart_style import PART_COLOURS, WIDE, si_label
+from dlbench.report.charts import Chart, ReportSubject, Rows, Subject, finish, tooltips
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent

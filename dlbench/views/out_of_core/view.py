@@ -8,20 +8,8 @@ from typing import Any
 
 from dlbench.analysis.side_by_side import group_by
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
-from dlbench.report.charts import (
-    HEIGHT,
-    IDEAL,
-    MUTED,
-    WIDE,
-    Axis,
-    Chart,
-    ReportSubject,
-    Rows,
-    Series,
-    figure_row,
-    finish,
-    lines,
-)
+from dlbench.report.chart_style import HEIGHT, IDEAL, MUTED, WIDE
+from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, figure_row, finish, lines
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value

@@ -11,20 +11,8 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.lazy import alt
-from dlbench.report.charts import (
-    HEIGHT,
-    IDEAL,
-    INK,
-    MUTED,
-    RANK_COLOURS,
-    WIDE,
-    Axis,
-    Chart,
-    Rows,
-    Series,
-    finish,
-    scatter,
-)
+from dlbench.report.chart_style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Rows, Series, finish, scatter
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, constant, drop_empty_columns, never, times_cell
 from dlbench.report.wording import (

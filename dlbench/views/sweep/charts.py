@@ -9,21 +9,8 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.lazy import alt
-from dlbench.report.charts import (
-    IDEAL,
-    INK,
-    MEASURED,
-    PART_COLOURS,
-    TONE_COLOURS,
-    WIDE,
-    Axis,
-    Chart,
-    Rows,
-    Series,
-    figure_row,
-    finish,
-    intervals,
-)
+from dlbench.report.chart_style import IDEAL, INK, MEASURED, PART_COLOURS, TONE_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Rows, Series, figure_row, finish, intervals
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import figure_text, place_text, ranks_text, sentence, times_text
 from dlbench.stats.estimates import Estimate
