@@ -1,6 +1,5 @@
-"""Charts as Vega-Lite: shapes whose rows, one per mark, have `value`, and `low` and `high` for an interval, and their
-style. Colours are Okabe and Ito's, for colour-blind readers; the style sheet maps ink, grid and muted text to its own
-in the dark scheme.
+"""Charts of the report: Vega-Lite specifications with their data inside, the finding in words, the table behind them.
+Rows of shapes, one per mark, have `value`, and `low` and `high` for an interval; see `finish`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Chart:
     id: str
     title: str
     alt: str  # What the chart shows, in words and numbers.
-    spec: dict[str, Any]  # Vega-Lite, without the configuration that all charts share (`style.CONFIG`).
+    spec: dict[str, Any]  # Vega-Lite, without the configuration that all charts share (`chart_style.CONFIG`).
     table: TextTable  # The numbers it is drawn from.
     still_width: int | None = None  # Plot width where a page draws it without scripts, pixels; None: that of the spec.
 

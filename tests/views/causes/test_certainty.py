@@ -17,7 +17,7 @@ from dlbench.views.series_result import result_of
 from tests.support.run_factory import constant, plans, write_run
 from tests.views.causes.test_diagnose import diagnose, verdict, write_series
 
-SHARES = MappingProxyType(dict(zip(CAUSES, (0.76, 0.10, 0.03, 0.0, 0.05, 0.02, 0.0, 0.01, 0.01, 0.02), strict=True)))
+SHARES = MappingProxyType(dict(zip(CAUSES, (0.76, 0.10, 0.03, 0.0, 0.05, 0.02, 0.0, 0.01, 0.01, 0.02, 0.0), strict=True)))
 Runs = dict[tuple[str, int], dict[str, float]]
 
 
