@@ -255,7 +255,7 @@ def diagnose(
       dlbench diagnose runs --where workload=resnet50 -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
-    from dlbench.views.diagnosis import diagnosis
+    from dlbench.views.command_reports import diagnosis
 
     report, document = diagnosis(read_runs(runs, where))
     emit(document, chosen, output, full=full)

@@ -44,8 +44,8 @@ _VALUE_WIDTH = 16  # Columns of a value; a longer value gets a separate line.
 
 _SCHEMAS = {
     "report": "views.scaling_report.scaling_views",
-    "diagnosis": "views.diagnosis.views_of",
-    "estimate": "views.estimate.views_of",
+    "diagnosis": "views.command_reports.diagnosis_views",
+    "estimate": "views.command_reports.estimate_views",
     "comparison": "gate.report.ComparisonReport",
     "trends": "history.report.TrendsReport",
     "projection": "projection.page.ProjectionReport",

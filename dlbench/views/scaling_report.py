@@ -36,7 +36,6 @@ from dlbench.specs.engine import engine_title
 from dlbench.units import plural
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.doubts import group_doubts
-from dlbench.views.environment import environment_of
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.model import Controls, GroupSource, Report, ReportGroup, ReportSource, controls_of, is_control
 from dlbench.views.next_step import most_ranks, next_step
@@ -44,6 +43,7 @@ from dlbench.views.quality.numbers import GroupQuality
 from dlbench.views.quality.view import quality_verdict
 from dlbench.views.runs import newest_end, notices_of, run_rows
 from dlbench.views.scaling import baseline_note, verdict
+from dlbench.views.systems import environment_of
 
 GROUP_COLUMNS = ("group", "label")  # Columns for programs in front of each row of a group's tables.
 _FIRST_CONDITIONS = ("preset", "engine", "scaling", "precision")  # In a short name if groups differ in them.

@@ -19,7 +19,7 @@ from dlbench.views import model
 from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView
-from dlbench.views.diagnosis import diagnosis
+from dlbench.views.command_reports import diagnosis
 from dlbench.views.model import GroupView
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
