@@ -169,16 +169,6 @@ def decomposition_lines(points: Sequence[Decomposition]) -> list[str]:
     return lines
 
 
-def decomposition_section(points: Sequence[Decomposition]) -> Section:
-    """Returns each scaling point in sentences, and all differences in one table."""
-    sections = []
-    for number, point in enumerate(points, 1):
-        section_id, words = f"decomposition-{number}", tuple(_sentences(point))
-        sections.append(Section(id=section_id, title=_title(point), words=words, in_contents=False))
-    sheets = with_rows(_sheet(points))
-    return Section(id="decomposition", title="Decomposition", sections=tuple(sections), sheets=sheets)
-
-
 class DecompositionView(ReportView):
     """Costs of steps by removal, over all series with such runs."""
 
@@ -190,7 +180,12 @@ class DecompositionView(ReportView):
         return decompositions(source.scan.runs)
 
     def shown(self, report: Report, points: tuple[Decomposition, ...]) -> Section:
-        return decomposition_section(points)
+        """Returns each scaling point in sentences, and all differences in one table."""
+        sections = []
+        for number, point in enumerate(points, 1):
+            section_id, words = f"decomposition-{number}", tuple(_sentences(point))
+            sections.append(Section(id=section_id, title=_title(point), words=words, in_contents=False))
+        return Section(sections=tuple(sections), sheets=with_rows(_sheet(points)))
 
 
 def _sheet(points: Sequence[Decomposition]) -> Sheet[tuple[Decomposition, PhaseRemoval]]:
