@@ -1,6 +1,5 @@
-"""Foreign text stays text: each command that prints what runs say of themselves, in each format it can write.
-
-Names, hosts, errors, notes and keys of all runs hold markup, terminal codes, line ends and the start of a formula.
+"""Foreign text stays text: each command that prints what runs say of themselves, in each format it can write. Names,
+hosts, errors, notes and keys of all runs hold markup, terminal codes, line ends and the start of a formula.
 """
 
 from __future__ import annotations

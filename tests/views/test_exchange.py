@@ -50,9 +50,8 @@ Change = Callable[[RunPlan], dict[str, Any]]
 def write_exchange(
     out: Path, change: Change = lambda plan: {}, *, gradients: Sequence[tuple[int, float]] = GRADIENTS, **request: Any
 ) -> list[RunPlan]:
-    """A weak series whose steps at several ranks are longer by 20 ms of exposed exchange.
-
-    `change` gives further keys of the exchange's result; its key `inert` goes to the record.
+    """A weak series whose steps at several ranks are longer by 20 ms of exposed exchange. `change` gives further keys
+    of the exchange's result; its key `inert` goes to the record.
     """
     made = plans(**request)
     for plan in made:

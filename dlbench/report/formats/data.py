@@ -95,9 +95,7 @@ def as_plain(value: Any) -> Any:
         return [as_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, str):
-        return clean(value)
-    return value
+    return clean(value) if isinstance(value, str) else value
 
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:

@@ -383,9 +383,7 @@ def _process_peak(run: Run) -> float | None:
 def _device_peak(result: MemoryResult) -> float | None:
     """Returns the highest peak of any rank in bytes; None unless all ranks have one."""
     peaks = [rank.device_peak_bytes for rank in result.ranks if rank.device_peak_bytes is not None]
-    if len(peaks) < len(result.ranks):
-        return None
-    return float(max(peaks))
+    return None if len(peaks) < len(result.ranks) else float(max(peaks))
 
 
 def _outside_passes_s(run: Run) -> float | None:

@@ -47,9 +47,8 @@ def step(milliseconds: float) -> Any:
 
 
 def write_pair(out: Path, *, repeats: int = 5, fails: Sequence[int] = (), state: str = "valid") -> None:
-    """One rank: 100 ms steps, 5 evaluations of 80 samples; two ranks: 110 ms steps, 6 evaluations.
-
-    An evaluation takes 0.5 s, a checkpoint before it 0.25 s. At two ranks the repeats `fails` miss the target.
+    """One rank: 100 ms steps, 5 evaluations of 80 samples; two ranks: 110 ms steps, 6 evaluations. An evaluation takes
+    0.5 s, a checkpoint before it 0.25 s. At two ranks the repeats `fails` miss the target.
     """
     for plan in quality_plans(points=(1, 2), repeats=repeats):
         two = plan.layout.ranks == 2
