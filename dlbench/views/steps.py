@@ -25,7 +25,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_es
 from dlbench.units import plural
 from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_of
 from dlbench.views.next_step import second_rank
-from dlbench.views.rank_map import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
+from dlbench.views.stragglers import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
 
 CORRELATED = 0.2  # Lowest autocorrelation of successive steps with a warning that they are not independent.
 DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)  # Percents.

@@ -111,8 +111,7 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
 
 @functools.cache
 def script_bundle() -> str:
-    """Returns Vega, Vega-Lite and Vega-Embed as one script that loads nothing, without `unsafe-eval`; cached on disk.
-    """
+    """Returns Vega, Vega-Lite and Vega-Embed as a script that loads nothing, without `unsafe-eval`; cached on disk."""
     import vl_convert
 
     require_address_space()
