@@ -251,7 +251,8 @@ def test_two_runs_have_a_range_and_its_level() -> None:
 ORDER = (
     "summary sweep quality scaling time-to-train causes forecast stragglers steps ranks exchange data-path staging "
     "reading shuffle-audit memory telemetry energy noise utilisation campaign-cost slow-nodes stalls break-even "
-    "shuffling precision large-batch out-of-core differences systems history runs without-figures environment"
+    "shuffling precision asynchrony large-batch out-of-core differences systems history runs without-figures "
+    "environment"
 )
 
 
