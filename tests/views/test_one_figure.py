@@ -159,7 +159,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         drift = 1 + 0.002 * plan.series.repeat
         rest = round(3 * drift * MS)
         phases = [round(one * drift * MS) for one in (5.0, 1.0, 30.0, 50.0, 1e3 * end - 50.0, 8.0)]
-        gradients = exchange_result(plan, gradients=MESSAGES, alpha_s=0.0, beta_s_per_byte=0.0)
+        gradients = exchange_result(plan, gradients=PLANTED_MESSAGES, alpha_s=0.0, beta_s_per_byte=0.0)
         story = Story(
             exchange={**gradients, "communication_s": sum(costs)},
             host=lambda rank: f"n{rank // 2}",
@@ -172,15 +172,15 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-MESSAGES = ((4_000_000, 0.02), (1_000_000, 0.05))
+PLANTED_MESSAGES = ((4_000_000, 0.02), (1_000_000, 0.05))
 PLANTED = network(across=(100e-6, 4e-9))
 
 
 def planted_exchange(ranks: int) -> tuple[list[float], float]:
     """Seconds of each message at so many ranks, and when the last is through."""
     layout, end = Layout(ranks=ranks, group_size=2), 0.0
-    costs = [predict("allreduce", "ring", size, layout, PLANTED) for size, _ in MESSAGES]
-    for (_, ready), cost in zip(MESSAGES, costs, strict=True):
+    costs = [predict("allreduce", "ring", size, layout, PLANTED) for size, _ in PLANTED_MESSAGES]
+    for (_, ready), cost in zip(PLANTED_MESSAGES, costs, strict=True):
         end = max(end, ready) + cost
     return costs, end
 

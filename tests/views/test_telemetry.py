@@ -355,9 +355,6 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
     assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
 
 
-S = 1_000_000_000
-
-
 def run_cli(*arguments: str | Path) -> Result:
     result = CliRunner().invoke(cli, list(map(str, arguments)), catch_exceptions=False)
     for text in (result.stdout, result.stderr):
