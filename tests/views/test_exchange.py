@@ -312,7 +312,6 @@ def test_collectives_in_the_passes_are_not_called_exchange_behind_them(tmp_path:
 
 
 SWEPT_GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.03), (1_000_000, 0.045))
-SWEPT_ALPHA, SWEPT_BETA = 1e-3, 2e-9
 GROUPS = {"own:single": (5,), "own:none": (1, 1, 1, 1, 1), "own:1MiB": (2, 2, 1), "own:4MiB": (3, 2)}
 BACKWARD_S = SWEPT_GRADIENTS[-1][1]
 
@@ -324,7 +323,7 @@ def sent(groups: Sequence[int]) -> list[tuple[float, float, int, int]]:
         part = SWEPT_GRADIENTS[first : first + count]
         size = sum(num_bytes for num_bytes, _ in part)
         begin = max(free, part[-1][1])
-        free, first = begin + SWEPT_ALPHA + size * SWEPT_BETA, first + count
+        free, first = begin + ALPHA + size * BETA, first + count
         found.append((begin, free, size, count))
     return found
 
@@ -343,9 +342,7 @@ def story(plan: RunPlan, faster: Mapping[str, float] = {}) -> Story:
     busy = sum(end - begin for begin, end, *_ in spans)
     exposed = exposed_if_sent(GROUPS[fusion]) - faster.get(fusion, 0.0)
     more = {"messages": messages, "communication_s": busy, "exposed_s": exposed, "hidden_s": busy - exposed}
-    told = exchange_result(
-        plan, gradients=SWEPT_GRADIENTS, alpha_s=SWEPT_ALPHA, beta_s_per_byte=SWEPT_BETA, fusion=fusion, **more
-    )
+    told = exchange_result(plan, gradients=SWEPT_GRADIENTS, alpha_s=ALPHA, beta_s_per_byte=BETA, fusion=fusion, **more)
     return Story(exchange=told)
 
 
