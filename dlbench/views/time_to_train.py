@@ -168,9 +168,7 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
     if not is_whole and (question.deadline_s or question.budget):
         option = "--deadline" if question.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
-    missed: dict[tuple[int, int], str] = {}  # How many runs met the target, where some missed it.
-    if quality is not None:
-        missed = {(row.ranks, row.nodes): row.reached_text for row in quality.points if not row.all_reached}
+    missed = _missed_points(quality)
     points: list[TrainingPoint] = []
     notes = []
     for point, first, length in zip(group.points, firsts, lengths, strict=True):
@@ -218,6 +216,13 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
         answers=answers(points, question, unit),
         notes=(*notes, *_notes(firsts, unit, is_whole=is_whole, to_target=quality is not None)),
     )
+
+
+def _missed_points(quality: GroupQuality | None) -> dict[tuple[int, int], str]:
+    """Returns how many runs met the target, by ranks and nodes of the points where some missed it."""
+    if quality is None:
+        return {}
+    return {(point.ranks, point.nodes): point.reached_text for point in quality.points if not point.all_reached}
 
 
 def _default_unit(run: Run) -> BilledUnit:
