@@ -376,7 +376,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/datasets/kinds.py", r'^    manifest_kind = "([a-z-]+)"$', "formats.md"),
         ("dlbench/projection/refusals.py", r'^    "([RF][0-9]+)": ', "projection.md"),
     ],
-    ids=["doubts", "load", "checks", "doubts-of-place", "phases", "metrics", "containers", "manifest-kinds", "codes"],
+    ids=["doubts", "load", "checks", "phases", "metrics", "containers", "manifest-kinds", "codes"],
 )
 def test_what_the_code_names_is_explained(source: str, pattern: str, page: str) -> None:
     found = re.findall(pattern, (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)
