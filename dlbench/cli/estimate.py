@@ -262,7 +262,7 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
         raise UserError(f"{runs[0]}: is not a folder of runs; for a workload, --throughput NUMBER is missing")
     require_modules("estimate", "numpy")
-    from dlbench.views.estimate import estimate as estimate_of
+    from dlbench.views.command_reports import estimate as estimate_of
     from dlbench.views.time_to_train import TimeToTrain, TrainingQuestion
 
     report, document = estimate_of(read_runs(runs, where), TrainingQuestion(**question))

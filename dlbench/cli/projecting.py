@@ -35,7 +35,7 @@ from dlbench.specs.requests import parse_counts, parse_set
 from dlbench.specs.sync import GROUPED, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
 from dlbench.units import whole_seconds
-from dlbench.views.controls import is_control
+from dlbench.views.model import is_control
 
 if TYPE_CHECKING:  # costs of a network and histories are read where they are asked for
     from dlbench.comm.measurements import CollectiveTable

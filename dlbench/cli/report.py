@@ -359,12 +359,12 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
         from dlbench.report.formats.html import to_html  # loads the template engine and the charts
 
         return to_html(document)
-    from dlbench.report.formats import csv, json, markdown, terminal
+    from dlbench.report.formats import data, markdown, terminal
 
     if chosen == "json":
-        return json.to_json(document)
+        return data.to_json(document)
     if chosen == "csv":
-        return csv.to_csv(document, table)
+        return data.to_csv(document, table)
     if chosen == "md":
         return markdown.to_markdown(document)
     return terminal.to_text(document, full=full)
@@ -396,7 +396,7 @@ def diagnose(
       dlbench diagnose runs --where workload=resnet50 -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
-    from dlbench.views.diagnosis import diagnosis
+    from dlbench.views.command_reports import diagnosis
 
     report, document = diagnosis(read_runs(runs, where))
     emit(document, chosen, output, full=full)

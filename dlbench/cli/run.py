@@ -97,7 +97,7 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
     else:
         if not request.sides:
             from dlbench.cli.report import emit
-            from dlbench.views.series_result import result_of
+            from dlbench.views.command_reports import result_of
 
             report, document = result_of(series_scan)
             for line in report.damaged:

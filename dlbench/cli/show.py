@@ -44,8 +44,8 @@ _VALUE_WIDTH = 16  # Columns of a value; a longer value gets a separate line.
 
 _SCHEMAS = {
     "report": "views.scaling_report.scaling_views",
-    "diagnosis": "views.diagnosis.views_of",
-    "estimate": "views.estimate.views_of",
+    "diagnosis": "views.command_reports.diagnosis_views",
+    "estimate": "views.command_reports.estimate_views",
     "comparison": "gate.report.ComparisonReport",
     "trends": "history.report.TrendsReport",
     "projection": "projection.page.ProjectionReport",
@@ -202,7 +202,7 @@ def schemas() -> dict[str, Any]:
 
 def schema(name: str) -> dict[str, Any]:
     """Returns the JSON schema of a report or of a file in a run folder."""
-    from dlbench.report.formats.json import schema_of
+    from dlbench.report.formats.data import schema_of
 
     sources = schemas()
     if name not in sources:

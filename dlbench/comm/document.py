@@ -14,9 +14,8 @@ from dlbench.comm.measurements import MeasuredGroup, Measurement, Rejected, rate
 from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.report import TITLE, CollectivesReport, GroupReport, RunRow
 from dlbench.comm.wording import STAY_WITHIN, Best, fit_caption, per_byte_text
-from dlbench.report.charts.chart import Chart, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, scatter
-from dlbench.report.charts.style import RANK_COLOURS, WIDE
+from dlbench.report.chart_style import RANK_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Series, figure_row, finish, scatter
 from dlbench.report.document import (
     MAX_LISTED,
     Card,

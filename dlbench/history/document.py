@@ -25,9 +25,8 @@ from dlbench.history.series import (
 from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import ChangeOfSeries, TrendsReport, changes_sheet, hosts_sheet, nights_sheet, series_sheet
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, inline, tooltips
-from dlbench.report.charts.shapes import figure_row
-from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS, TONE_COLOURS
+from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, RANK_COLOURS, TONE_COLOURS
+from dlbench.report.charts import Chart, ReportSubject, Rows, figure_row, finish, inline, tooltips
 from dlbench.report.document import Card, Document, Level, Mark, Section, methods_section
 from dlbench.report.wording import basis_text, clean, runs_text
 from dlbench.stats.verdict_words import TREND

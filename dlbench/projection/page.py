@@ -15,11 +15,10 @@ from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import LedgerRow, Score, line, score
 from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counts_text, figure
 from dlbench.projection.strategies.table import StrategyRow
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, inline
-from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
-from dlbench.report.charts.style import FORECAST, MEASURED, WIDE
+from dlbench.report.chart_style import FORECAST, MEASURED, WIDE
+from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, Subject, figure_row, finish, inline, lines
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section, methods_section, remark
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of, named_table
 from dlbench.report.wording import (
     figure_text,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dlbench.lazy import Array, np
 from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import column
 from dlbench.report.wording import percent, ranks_text, sentence
 from dlbench.stats.estimates import Estimate

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import dlbench
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
 from dlbench.report.wording import cleaned, runs_text
 

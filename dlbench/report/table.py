@@ -127,9 +127,7 @@ class Column(Generic[R]):
             value = value.value
         elif isinstance(value, str):
             value = clean(value, self.limit)
-        if self.has_interval:
-            return value, low, high
-        return (value,)
+        return (value, low, high) if self.has_interval else (value,)
 
 
 def column(  # noqa: PLR0913  # Each argument is a property of the column.

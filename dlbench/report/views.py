@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast, get_type_hints
 
 from dlbench.report.document import Level, Missing, Section
-from dlbench.report.formats.json import schema_of
+from dlbench.report.formats.data import schema_of
 from dlbench.report.table import NamedTable, Sheet, named_table
 
 N = TypeVar("N")

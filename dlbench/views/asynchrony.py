@@ -14,16 +14,14 @@ from dlbench.lazy import Array, np
 from dlbench.records.record import EmulationResult
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, short
-from dlbench.report.charts.shapes import Axis, Series, scatter
-from dlbench.report.charts.style import HEIGHT, NARROW, RANK_COLOURS
+from dlbench.report.chart_style import HEIGHT, NARROW, RANK_COLOURS
+from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, finish, scatter, short
 from dlbench.report.document import Section
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Sheet, column, columns_of, constant
 from dlbench.report.wording import number_text, optional, value_text
 from dlbench.stats.estimates import Estimate, median_estimate, of_known
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.model import Report, ReportSource, ReportView
 
 MAX_MARKS = 60  # Steps drawn of a policy.
 

@@ -19,8 +19,7 @@ from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import number_text, percent, runs_text
 from dlbench.units import counted
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, place_columns
+from dlbench.views.model import Report, ReportSource, ReportView, place_columns
 
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
@@ -410,7 +409,8 @@ def cost_section(cost: CampaignCost) -> Section:
 
 
 def _words(cost: CampaignCost) -> Iterator[str]:
-    yield f"{_asked_text(cost)} {_results_text(cost)}"
+    each = f", {_hours(cost.node_hours / cost.results)} node-hours each" if cost.results else ""
+    yield f"{_asked_text(cost)} {runs_text(cost.results)} with figures{each}."
     if cost.why_not_separate:
         energy = " and their energy are" if cost.why_no_energy == cost.why_not_separate else " is"
         yield f"The use of the node-hours of some runs{energy} not measured: {cost.why_not_separate}."
@@ -443,11 +443,6 @@ def _asked_text(cost: CampaignCost) -> str:
     if share > 1:
         return f"{asked}; jobs exceeded their time limit and used {_hours(cost.node_hours)}."
     return f"{asked}, {percent(share, 0)} of them used."
-
-
-def _results_text(cost: CampaignCost) -> str:
-    each = f", {_hours(cost.node_hours / cost.results)} node-hours each" if cost.results else ""
-    return f"{runs_text(cost.results)} with figures{each}."
 
 
 def _notes(cost: CampaignCost) -> Iterator[str]:

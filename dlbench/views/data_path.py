@@ -21,9 +21,8 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_e
 from dlbench.report.wording import percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns
 from dlbench.views.readers import complement
-from dlbench.views.view import GroupSource, GroupView, place_columns
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")

@@ -18,7 +18,7 @@ from dlbench.analysis.repeats import mixed_configurations
 from dlbench.analysis.scaling import Twins, twins
 from dlbench.records.scan import Run
 from dlbench.report.document import Section, with_rows
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import RunPlan, Variant
@@ -26,8 +26,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate,
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Verdict, judge
 from dlbench.stats.verdict_words import DECOMPOSITION
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, place_of
+from dlbench.views.model import Report, ReportSource, ReportView, place_of
 
 Phase = Literal["input", "exchange"]
 
@@ -170,16 +169,6 @@ def decomposition_lines(points: Sequence[Decomposition]) -> list[str]:
     return lines
 
 
-def decomposition_section(points: Sequence[Decomposition]) -> Section:
-    """Returns each scaling point in sentences, and all differences in one table."""
-    sections = []
-    for number, point in enumerate(points, 1):
-        section_id, words = f"decomposition-{number}", tuple(_sentences(point))
-        sections.append(Section(id=section_id, title=_title(point), words=words, in_contents=False))
-    sheets = with_rows(_sheet(points))
-    return Section(id="decomposition", title="Decomposition", sections=tuple(sections), sheets=sheets)
-
-
 class DecompositionView(ReportView):
     """Costs of steps by removal, over all series with such runs."""
 
@@ -191,7 +180,12 @@ class DecompositionView(ReportView):
         return decompositions(source.scan.runs)
 
     def shown(self, report: Report, points: tuple[Decomposition, ...]) -> Section:
-        return decomposition_section(points)
+        """Returns each scaling point in sentences, and all differences in one table."""
+        sections = []
+        for number, point in enumerate(points, 1):
+            section_id, words = f"decomposition-{number}", tuple(_sentences(point))
+            sections.append(Section(id=section_id, title=_title(point), words=words, in_contents=False))
+        return Section(sections=tuple(sections), sheets=with_rows(_sheet(points)))
 
 
 def _sheet(points: Sequence[Decomposition]) -> Sheet[tuple[Decomposition, PhaseRemoval]]:

@@ -14,8 +14,7 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.units import first_of
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.model import Report, ReportSource, ReportView
 
 Kind = Literal["registered", "setting", "tag", "environment"]
 

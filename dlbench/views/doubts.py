@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
@@ -16,26 +18,103 @@ from dlbench.analysis.environments import (
     load_doubts,
     loads_of,
     merged,
+    network_doubts,
 )
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.table import RunTable
-from dlbench.records.record import QualityResult, Record
+from dlbench.records.record import QualityResult, RankResult, Record
 from dlbench.records.scan import Run
 from dlbench.records.status import last_attempt
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
+from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.units import counted, format_seconds, plural, seconds_between
-from dlbench.views.placement import convolution_doubts, place_doubts
 from dlbench.views.quality.numbers import fit, group_quality, is_resumed, meets_target, until_target
 from dlbench.views.utilisation import utilisation
 
+_BROKEN_CUDNN = (90800, 91500)
+"""The first version of cuDNN whose 3-D convolutions in 16 bits are wrong, and the first that is correct again
+(pytorch#163539; `use_cudnn` in torch's Convolution.cpp). With these, torch 2.9 uses its own kernels, which are at least
+four times slower (pytorch#166122, #166643); later versions do so if memory is contiguous."""
+
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.
 MANY_OVERFLOWS = 0.05  # Share of steps above which overflow is more than the search for the loss scale.
-
 _ORDER = {"inert": 0, "contradiction": 1, "resumed": 2, "few-repeats": 4}  # Within a severity; others 3.
-
 Warnings = Iterator[tuple[str, Severity, str]]  # Codes, severities and texts.
+
+
+def place_doubts(record: Record) -> Iterator[tuple[str, Severity, str]]:
+    """Yields codes, severities and texts: GPU slices, cores far from their GPU, GPUs that cannot reach each other."""
+    slices = [rank for rank in record.ranks if rank.gpu is not None and rank.gpu.is_slice]
+    if slices:
+        subject = f"{_ranks(slices)} computed on MIG slices"
+        yield "gpu-slice", "note", f"{subject}: a slice is no whole GPU, and NCCL does not join slices of one"
+    far = [rank for rank in record.ranks if _is_outside(rank) and not _has_near(rank)]
+    partly_far = [rank for rank in record.ranks if _is_outside(rank) and _has_near(rank) and rank.pinned]
+    other = "ran on cores of another NUMA node than the GPU's"
+    if far:
+        yield "gpu-remote", "serious", f"{_ranks(far)} {other}: launches and copies take longer"
+    elif partly_far:
+        yield "gpu-remote", "note", f"{_ranks(partly_far)} also {other}, which has too few: lower layout.cores_per_rank"
+    unreachable = _unreachable(record)
+    if unreachable:
+        yield "no-peer-access", "serious", unreachable
+    if record.nccl is not None:
+        yield from network_doubts(record.nccl, record.environment)
+
+
+def convolution_doubts(plan: RunPlan, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
+    """Yields a warning if 3-D convolutions in 16 bits were wrong or slow, by the versions of torch and cuDNN."""
+    cudnn, torch = environment.get("torch.cudnn", ""), environment.get("package.torch", "")
+    torch_version = re.match(r"(\d+)\.(\d+)", torch)
+    is_16_bits = plan.workload.train.precision in ("bf16", "fp16")
+    if not (plan.workload.model.is_3d and is_16_bits and torch_version and cudnn.isdecimal()):
+        return
+    release, version = (int(torch_version[1]), int(torch_version[2])), int(cudnn)
+    if not _BROKEN_CUDNN[0] <= version < _BROKEN_CUDNN[1]:
+        return
+    subject = f"cuDNN {version // 10000}.{version // 100 % 100} and torch {torch}: 3-D convolutions in 16 bits"
+    remedy = "install cuDNN 9.15 or newer, with torch 2.10 or newer"
+    if release < (2, 9):
+        yield "conv3d", "serious", f"{subject} give wrong results for large volumes (pytorch#163539): {remedy}"
+    elif release == (2, 9) or plan.workload.model.order == "contiguous":
+        yield "conv3d", "serious", f"{subject} use torch's own, slower kernels (pytorch#166122): {remedy}"
+
+
+def _is_outside(rank: RankResult) -> bool:
+    if rank.gpu is None or rank.gpu.numa_node is None:
+        return False
+    return bool(set(rank.numa_nodes) - {rank.gpu.numa_node})
+
+
+def _has_near(rank: RankResult) -> bool:
+    return rank.gpu is not None and rank.gpu.numa_node in rank.numa_nodes
+
+
+def _unreachable(record: Record) -> str:
+    num_gpus = Counter(rank.node_rank for rank in record.ranks if rank.gpu is not None)
+    if max(num_gpus.values(), default=0) < 2:
+        return ""
+    if record.nccl is not None and record.nccl.channels:
+        if record.nccl.has_peer_access:
+            return ""
+        return "NCCL reached no GPU of the same node directly (P2P), but by the host's memory or the network"
+    with_gpu = [(rank, rank.gpu) for rank in record.ranks if rank.gpu is not None]
+    isolated = [rank for rank, gpu in with_gpu if gpu.visible == 1 and num_gpus[rank.node_rank] > 1]
+    without_access = [rank for rank, gpu in with_gpu if gpu.no_peer_access]
+    if isolated:
+        subject = f"{_ranks(isolated)} saw no GPU but their own, as under gpus-per-task"
+        return f"{subject}: NCCL may then go by the host's memory; set slurm.gpu_bind none"
+    if without_access:
+        return f"the GPUs of {_ranks(without_access)} cannot reach all others of their node (no peer access)"
+    return ""
+
+
+def _ranks(ranks: list[RankResult]) -> str:
+    if len(ranks) > 8:
+        return f"{len(ranks)} ranks"
+    return f"{plural('rank', len(ranks))} {', '.join(str(rank.rank) for rank in ranks)}"
 
 
 def run_doubts(run: Run) -> list[Doubt]:

@@ -14,18 +14,16 @@ from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy
 from dlbench.analysis.telemetry.node_samples import STAGES
 from dlbench.analysis.telemetry.readings import MachineReading
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
-from dlbench.report.charts.style import HEIGHT, NARROW
+from dlbench.report.chart_style import HEIGHT, NARROW
+from dlbench.report.charts import Axis, Chart, Rows, Series, figure_row, finish, lines
 from dlbench.report.document import Section
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import place_text, value_text
 from dlbench.stats.estimates import Estimate, by_definition, median_estimate, of_known, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_of
 from dlbench.views.telemetry import not_sampled
-from dlbench.views.view import GroupSource, GroupView, place_of
 
 KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
 MAX_DOUBTS = 6  # Warnings that a report prints; the diagnosis prints all of them.

@@ -19,8 +19,8 @@ from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
-from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
+from dlbench.report.chart_style import INK, PART_COLOURS, WIDE, si_label
+from dlbench.report.charts import Chart, Rows, finish, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
@@ -28,9 +28,8 @@ from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of
 from dlbench.stats.pairing import RunKey
 from dlbench.units import counted, format_bytes, format_seconds
 from dlbench.views.exchange_bound import ExchangeBound, Recorded, exchange_bound
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of
 from dlbench.views.next_step import second_rank
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 NOT_MEASURED = "not measured"
 
@@ -146,7 +145,10 @@ def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
 
 def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -> ExchangePoint:
     results = [result for _, result in recorded]
-    run, sample = _median_run(recorded)
+    # The run with the median communication time, of an even number the lower one, preferably a timed one.
+    timed = [pair for pair in recorded if pair[1].communication_s is not None and pair[1].of_gradients]
+    by_time = sorted(timed or recorded, key=lambda pair: (pair[1].communication_s or 0.0, pair[0].plan.run_id))
+    run, sample = by_time[(len(by_time) - 1) // 2]
     prediction, why, least = exchange_bound(point, baseline, recorded, table, sample)
     by_key = {table.keys[run.plan.run_id]: result for run, result in recorded}
 
@@ -191,13 +193,6 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         timeline_backward_s=sample.backward_s,
         run_ids=tuple(run.plan.run_id for run, _ in recorded),
     )
-
-
-def _median_run(recorded: Recorded) -> tuple[Run, ExchangeResult]:
-    """Returns the run with the median communication time (of an even number the lower one), preferably a timed one."""
-    timed = [pair for pair in recorded if pair[1].communication_s is not None and pair[1].of_gradients]
-    ordered = sorted(timed or recorded, key=lambda pair: (pair[1].communication_s or 0.0, pair[0].plan.run_id))
-    return ordered[(len(ordered) - 1) // 2]
 
 
 def _gradient_bytes(result: ExchangeResult) -> float | None:

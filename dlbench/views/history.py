@@ -8,8 +8,7 @@ from dlbench.history.document import host_charts, series_chart
 from dlbench.history.tables import TrendsReport, changes_sheet, hosts_sheet, series_sheet
 from dlbench.report.document import Section
 from dlbench.units import counted, plural
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.views.model import Report, ReportSource, ReportView
 
 MAX_CHARTED = 6  # Number of series that are drawn and named; `dlbench history trends` shows more.
 

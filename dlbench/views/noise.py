@@ -21,8 +21,7 @@ from dlbench.report.wording import figure_text, percent, repeat_text, runs_text,
 from dlbench.specs.workload import Workload
 from dlbench.stats.estimates import Estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey
-from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of
 
 Advice = Literal["pays", "balanced", "wasteful", "undecided", "insufficient", "unknown"]
 

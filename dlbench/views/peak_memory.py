@@ -24,8 +24,7 @@ from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of, ranks_of
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of, ranks_of
 
 MAX_BATCHES = 40
 _FP32_BYTES = 4

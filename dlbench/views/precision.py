@@ -45,9 +45,8 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_es
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import judge
 from dlbench.stats.verdict_words import PRECISION
-from dlbench.views.model import Report
+from dlbench.views.model import Report, ReportSource, ReportView, place_columns, place_of
 from dlbench.views.next_step import rerun
-from dlbench.views.view import ReportSource, ReportView, place_columns, place_of
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")  # In this order; the first that ran is the reference.
 

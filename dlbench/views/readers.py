@@ -18,8 +18,7 @@ from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, place_columns
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns
 
 COLD_SHARE = 0.9  # Cold: at least this share of the data set was not cached, or else of its bytes came from storage.
 WARM_SHARE = 0.1  # An epoch is warm if that share is at most this.

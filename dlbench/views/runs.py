@@ -14,8 +14,7 @@ from dlbench.report.wording import clean, runs_text
 from dlbench.units import whole_seconds
 from dlbench.views import doubts
 from dlbench.views.data_path import epoch_samples
-from dlbench.views.model import Report, TrainingRun
-from dlbench.views.view import ReportView
+from dlbench.views.model import Report, ReportView, TrainingRun
 
 
 class RunsView(ReportView):

@@ -12,19 +12,16 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, figure_row, lines
-from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, NARROW
+from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, NARROW
+from dlbench.report.charts import Axis, Chart, Rows, figure_row, finish, lines
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
 from dlbench.stats.estimates import Estimate, placed, ratio_estimate
 from dlbench.units import counted
-from dlbench.views.anchors import PublishedAnchor, anchor_layers, anchor_rows, anchors_text
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
-from dlbench.views.forecast import published_for
-from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, place_of
+from dlbench.views.forecast import PublishedAnchor, anchor_layers, anchor_rows, anchors_text, published_for
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_of
 
 _LINEAR = 100  # Ratio of rank counts, two decades, up to which axes are linear by default.
 _PUBLISHED = {"efficiency": "efficiency", "throughput": "throughput_per_s"}  # Fields of `PublishedAnchor`.

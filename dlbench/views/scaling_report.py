@@ -1,26 +1,363 @@
-"""Assembles the scaling report of a table of runs, as plain data and as a `Document` of the sections of all views."""
+"""Assembles the scaling report of a table of runs: the numbers of each group of comparable runs (its label, its
+conditions, and the numbers of its views) as plain data, and the sections of all views as a `Document`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import methodcaller
 
 import dlbench.views
+from dlbench.analysis import scaling
+from dlbench.analysis.comparability import (
+    AFTER_INTERRUPTION,
+    Condition,
+    chosen_settings,
+    comparable_values,
+    differing_settings,
+    group_id,
+    unique_labels,
+)
+from dlbench.analysis.scaling import group_by, last_loss
 from dlbench.analysis.table import tabulate
 from dlbench.analysis.telemetry.readings import Samples
-from dlbench.records.scan import Scan
-from dlbench.report.document import BaseReport, Document, Section, methods_section
+from dlbench.records.registry import KEYS, data_title, precision
+from dlbench.records.scan import Run, Scan
+from dlbench.report.document import BaseReport, Document, Missing, Section, methods_section, remark
 from dlbench.report.views import Views, collect
+from dlbench.report.wording import INTERVALS, basis_text, clean, figure_text, place_text, ranks_text, span_text
 from dlbench.specs.comm import NetworkModel
-from dlbench.views import controls
-from dlbench.views.environment import environment_of
-from dlbench.views.group_section import GROUP_COLUMNS, group_section, short_names
-from dlbench.views.groups import group_numbers, report_source
-from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.model import Report
+from dlbench.specs.engine import engine_title
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.units import plural
+from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.doubts import group_doubts
+from dlbench.views.model import Controls, GroupSource, Report, ReportGroup, ReportSource, controls_of, is_control
+from dlbench.views.next_step import most_ranks, next_step
+from dlbench.views.quality.numbers import GroupQuality
+from dlbench.views.quality.view import quality_verdict
 from dlbench.views.runs import newest_end, notices_of, run_rows
+from dlbench.views.scaling import baseline_note, verdict
+from dlbench.views.systems import environment_of
 
+_METHODS = {
+    "Runs that count": "Only runs whose sanity checks passed (finite loss, equal parameters on all ranks, equal work) "
+    "and whose step files are complete. All other runs are listed with the reason and have no figures. Warm-up steps "
+    "are recorded but not used.",
+    "Throughput": "Samples of all measured steps of all ranks, divided by the longest measured time of any rank.",
+    "Step time": "The time of a step is that of its slowest rank. A run's step time is the median over its measured "
+    "steps; p95 is their 95th percentile.",
+    "Means and intervals": "The run is the experimental unit, not the step. Throughput, step times, epochs, times to "
+    "accuracy and energy per sample are geometric means over runs; ratios and differences are made of these means. "
+    f"Counts, memory and shares are medians, or means if they must sum. {INTERVALS} For two to four runs the range is "
+    "printed, as (low to high), with its level, and the comparison is called insufficient; a single run has no "
+    "interval. Values are rounded so that half the interval has one or two significant digits, whole numbers at least; "
+    "CSV and JSON have all digits.",
+    "Speed-up and efficiency": "Speed-up is throughput divided by the baseline's throughput. Efficiency is speed-up "
+    "divided by the ratio of rank counts: for weak scaling (fixed batch per rank) Thr(p) / ((p/p0) Thr(p0)), for "
+    "strong scaling (fixed global batch) p0 T(p0) / (p T(p)). The baseline is the smallest rank count measured, and is "
+    "always named. Interleaved repeats are compared in pairs, so that drift of the machine cancels; a run whose "
+    "partner failed is left out, and counted next to the interval.",
+    "Serial fraction": "For strong scaling, Karp and Flatt's experimentally determined serial fraction (1/S - 1/k) / "
+    "(1 - 1/k) with k = p/p0 (Communications of the ACM 33(5), 1990). A fraction that grows with the rank count points "
+    "to overhead of the exchange rather than to serial work.",
+    "Projections": "To two and four times the largest rank count. With fitted costs of the network (--network), a "
+    "projection is the account of the largest point plus the changes by these costs and by the scatter of nodes. "
+    "Without, T = c0 ideal + c1 x is fitted to the points, with x the logarithm of the nodes or 1 - 1/nodes, whichever "
+    "predicts the held-out largest point better, up to four times as far. Intervals are the middle 80 % of 1,000 draws "
+    "of runs, costs, nodes and the model's error, which grows with each doubling and is estimated from held-out "
+    "points. A projection that needs a kind of measurement that is missing is refused, with its remedy. Projections "
+    "are not measurements and never share a line, a column or a headline with them.",
+    "Published figures": "Drawn as a reference line only if the work is the same: preset with the published "
+    "configuration, network, batch per rank, precision class, real or synthetic data, weak or strong scaling. The "
+    "hardware differs.",
+    "Account of the step": "A part's seconds are its mean share of the step x the geometric mean step, so parts sum to "
+    "the step, and their losses to 1 - efficiency, exactly. The step is that of the ranks that are not stragglers; the "
+    "extra time of stragglers is waiting for stragglers. Exposed exchange = on the wire (in each step the minimum over "
+    "ranks, with negotiation and copies; for collectives within passes and update only sums over the steps are "
+    "measured, and each rank's computing is assumed even) + waiting. These collectives, waiting for parameters, "
+    "recompute and throttling are not part of forward, backward and optimizer; host is the time between phases; "
+    "imbalance is the slowest rank's mean step minus that of all ranks. A single rank exchanges nothing: the time of "
+    "that phase is host. Intervals: delta method. Baseline parts are for the same number of samples per rank.",
+    "Messages of the exchange": "If a run recorded them: the time in which at least one message was under way, "
+    "during the backward pass or after it, by the exchange's clock (rank 0) or Horovod's timeline in a window of "
+    "steps; bytes by the algorithm that ran. The least time after the backward pass is that of a model: messages "
+    "follow one another, and each starts when its last gradient is ready (wait-free back-propagation; Shi, Chu and Li, "
+    "INFOCOM 2019). Its inputs are the measured times at which gradients were ready, and a line for the cost of a "
+    "message (start-up and seconds per byte); the best way to merge neighbouring gradients is found exactly. The line "
+    "was timed before training or given; otherwise it is fitted by relative errors to the messages of the run, which "
+    "must have at least three sizes. Efficiency with it: if only this exchange cost time. If a run did better than the "
+    "model, there is no bound.",
+    "Settings compared": "In a swept series, settings are compared at equal rank count, preset, precision and data, in "
+    "pairs of interleaved repeats, so that drift of the machine cancels. The default is the setting whose swept keys "
+    "are at dlbench's defaults (the first swept value for the engine and for keys of the workload or system); if the "
+    "sweep does not have it, the first setting. Intervals are per comparison. A setting is faster or slower if its "
+    "interval does not contain 1 and Student's paired t test on log ratios stays below 0.05 after Holm's procedure "
+    "over all settings and values of keys of all rank counts and sweeps of the report; equal if the interval is "
+    "within 2 % of 1; otherwise undecided. The gain of the best is corrected for the choice: low end simultaneous over "
+    "the settings (Bonferroni, pooled scatter), high end that of one comparison, value in the middle; the measured "
+    f"gain is printed next to it. Fewer than {MIN_RUNS} repeats decide nothing.",
+    "Effects of keys": "The effect of a key is the ratio of throughput between two of its values, as the geometric "
+    "mean over all combinations of the other keys that ran with both, taken in each repeat; repeats are the sample. "
+    "Combinations in which a key has no effect by design are left out. Verdicts as for settings, in the same family. "
+    "Break-even of Horovod's autotuner: the cost of its search over the gain of a step against the baseline.",
+    "Training to a quality": "Time to quality is the time from the start of training to the end of the first "
+    "evaluation that met the target, with evaluations, checkpoints and warm-up steps. The target may have been met up "
+    "to one evaluation interval earlier. A run that did not meet the target, or whose sanity checks failed, is counted "
+    "and never left out; a rank count with such a run has no speed-up of the time to quality, because the time of that "
+    "run is not known.",
+    "Faster steps, more samples": "Speed-up of the time to quality = throughput over the baseline's x (samples to "
+    "quality of the baseline / those here) x rest. The rest is the time of evaluation, checkpoints, warm-up steps and "
+    "waits in addition to the measured steps, at the baseline over here. The identity holds in each run; all four are "
+    "ratios of geometric means over runs, which keep it exactly (Fleming and Wallace, Communications of the ACM 29(3), "
+    "1986).",
+    "Gradient noise scale": "McCandlish et al. 2018: tr(Sigma)/|G|^2 from the squared norms of gradients of two batch "
+    "sizes, numerator and denominator averaged over steps. Well below it, twice the batch nearly halves the steps; "
+    "well above it, twice the batch nearly doubles the samples: S = S_min (1 + B_n/B), E = E_min (1 + B/B_n). It is a "
+    "mean over the run and grows during training; the law assumes a learning rate tuned to each batch, and equal "
+    "curvature in all directions.",
+    "Model FLOPs utilisation": "FLOPs of training on one sample x samples per second / (ranks x peak of a rank). FLOPs "
+    "are those of the model's tensor products, forward and twice that backward, without recomputing (Chowdhery et al. "
+    "2022, appendix B). The peak is declared or from a data sheet, at the precision in force; it is printed with its "
+    "source.",
+    "Time to train": "Samples of the recipe over the measured throughput, plus the start of the run: an estimate. It "
+    "does not say whether the training would converge. Hours are those of all GPUs (nodes, cores, ranks) of a run. Two "
+    "rank counts are distinguished by the ratio of their runs' times, as speed-ups are.",
+    "Runs that may be compared": "Runs form one group only if workload, preset, every setting of the plan, goal, "
+    "engine, precision, data source, batch, launcher, system, cores per rank and device agree. For strong scaling the "
+    "global batch must agree.",
+}
+METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())  # Title and text.
+GROUP_COLUMNS = ("group", "label")  # Columns for programs in front of each row of a group's tables.
+_FIRST_CONDITIONS = ("preset", "engine", "scaling", "precision")  # In a short name if groups differ in them.
+_MORE_CONDITIONS = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # If names are equal.
 TITLE = "dlbench scaling report"
+
+
+def not_shown(groups: tuple[ReportGroup, ...]) -> tuple[Missing, ...]:
+    """Returns subjects that no view is about, and what would produce them."""
+    missing: list[Missing] = []
+    if groups and all(len(group.points) == 1 for group in groups):
+        text = "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."
+        missing.append(Missing(view="scaling", title="Scaling", text=text))
+    text = "not measured by training runs: dlbench comm run measures every algorithm and library on the same ranks."
+    missing.append(Missing(view="collectives", title="Collective bandwidth", text=text))
+    return tuple(missing)
+
+
+def group_numbers(
+    source: ReportSource, views: Views, control_runs: Sequence[Controls], network: NetworkModel | None
+) -> tuple[ReportGroup, ...]:
+    """Returns the groups of a report that are results."""
+    differing = differing_settings([(group_id(group.sample), group.sample.plan) for group in source.results])
+    numbers = [
+        _numbers(group, source, views, conditions, network)
+        for group, conditions in zip(source.results, differing, strict=True)
+    ]
+    groups = []
+    for group, label in zip(numbers, unique_labels(numbers), strict=True):
+        own = tuple(controls for controls in control_runs if group.id in controls.beside)
+        missing, step = views.missing_of_group(group), next_step(group)
+        groups.append(dataclasses.replace(group, label=label, next_step=step, missing=missing, controls=own))
+    return tuple(groups)
+
+
+def _numbers(
+    group: scaling.Group,
+    of_report: ReportSource,
+    views: Views,
+    differing: tuple[Condition, ...],
+    network: NetworkModel | None,
+) -> ReportGroup:
+    plan = group.sample.plan
+    table = of_report.table
+    unit = clean(plan.workload.sample_unit, 40)
+    warnings = tuple(group_doubts(group, table))
+    source = views.with_group_numbers(GroupSource(group=group, table=table, doubts=warnings, views={}, network=network))
+    settings = tuple(chosen_settings(group.sample).items())
+    loss_note = tuple(_local_sgd_note(group, unit))
+    conditions_line = " ".join((*loss_note, _conditions_line(group, "geometric means")))
+    verdicts = [verdict(unit, group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent))]
+    quality = source.of(GroupQuality)
+    if quality is not None:
+        verdicts.insert(0, quality_verdict(f"{clean(plan.workload.title)} ({_short_conditions(group)})", quality))
+    return ReportGroup(
+        id=group.id,
+        label=_label(group, settings),
+        title=plan.workload.title,
+        about=plan.workload.about,
+        notice=plan.workload.notice,
+        scaling=group.scaling,
+        sample_unit=unit,
+        conditions=(*_conditions(group.sample), *_cleaned(differing)),
+        settings=settings,
+        conditions_line=conditions_line,
+        caption=_with_notice(conditions_line, group),
+        parts_caption=_with_notice(_conditions_line(group, "means"), group),
+        verdict=" ".join((*verdicts, *loss_note)),
+        baseline_note=baseline_note(group, of_report.groups, table),
+        is_sufficient=group.is_sufficient,
+        points=group.points,
+        most_ranks=most_ranks(plan),
+        doubts=warnings,
+        views=source.views,
+    )
+
+
+def _local_sgd_note(group: scaling.Group, unit: str) -> Iterator[str]:
+    """Says which loss local SGD reached, because its throughput alone is no result."""
+    largest = group.points[-1].run_ids
+    runs = [run for run in group.runs if run.plan.strategy == "local-sgd" and run.plan.run_id in largest]
+    losses = [loss for loss in map(last_loss, runs) if loss is not None]
+    samples = [run.record.steps * run.plan.global_batch for run in runs if run.record is not None]
+    if losses:
+        loss = f"loss {statistics.median(losses):.5g} after {max(samples):,} {unit}"
+        yield f"Its ranks train separately between averages: {loss}, to compare with the loss of averaged gradients."
+
+
+def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
+    plan = group.sample.plan
+    parts = [f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}", f"{group.scaling} scaling"]
+    parts += [f"{key}={value}" for key, value in settings]
+    if plan.series.variant != "plain":
+        parts.append(plan.series.variant)
+    if plan.series.side:
+        parts.append(f"side {plan.series.side}")
+    if "emulated" in precision(group.sample):
+        parts.append(precision(group.sample))
+    return ", ".join(parts)
+
+
+def _short_conditions(group: scaling.Group) -> str:
+    plan = group.sample.plan
+    unit = clean(plan.workload.sample_unit, 40)
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    if group.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} in all"
+    data = clean(data_title(group.sample))
+    return ", ".join((f"{plan.workload.preset} preset", plan.engine_title, precision(group.sample), batch, data))
+
+
+def _conditions_line(group: scaling.Group, averages: str) -> str:
+    """Returns the conditions of all figures of a group in one line; `averages` over runs are e.g. ``means``."""
+    plan = group.sample.plan
+    run_counts = sorted({len(point.run_ids) for point in group.points})
+    system = f"{group.scaling} scaling on {plan.system.name}"
+    if all(point.nodes == 1 for point in group.points):
+        system += " (1 node)"
+    runs = f"{averages} over {span_text(run_counts[0], run_counts[-1])} {plural('run', run_counts[-1])} per point"
+    workload, baseline = f"{plan.workload.name}, {_short_conditions(group)}", ranks_text(group.baseline.ranks)
+    return f"{workload}; {system}; baseline {baseline}; {runs}"
+
+
+def _with_notice(conditions_line: str, group: scaling.Group) -> str:
+    notice = clean(group.sample.plan.workload.notice)
+    return "; ".join(filter(None, (conditions_line, notice)))
+
+
+def _conditions(run: Run) -> tuple[Condition, ...]:
+    titles = {**{key.name: key.title for key in KEYS}, "global_batch": "Global batch"}
+    values = comparable_values(run)
+    conditions = [Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value]
+    if run.record is not None and run.record.goes_on:
+        conditions.append(Condition(name="resumed", title="Resumed", value=AFTER_INTERRUPTION))
+    return _cleaned([*conditions, Condition(name="data_set", title="Data set", value=data_title(run))])
+
+
+def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    return tuple(
+        Condition(name=clean(condition.name), title=clean(condition.title), value=clean(condition.value))
+        for condition in conditions
+    )
+
+
+def group_section(group: ReportGroup, name: str, views: Views) -> Section:
+    """Returns the section of a group; `name` is its short name in a list of all groups."""
+    last, base = group.largest, group.baseline
+    baseline = f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit}"
+    conditions = tuple((condition.title, condition.value) for condition in group.conditions)
+    efficiency = "baseline" if last.is_baseline else figure_text(last.efficiency)
+    return Section(
+        id=f"group-{group.id}",
+        title=group.label,
+        short_title=name,
+        level="answer",
+        about=(
+            f"{group.title}, {group.condition('preset')} preset: {group.about}",
+            *(controls.text for controls in group.controls),
+        ),
+        caption=group.conditions_line,
+        facts=(("Baseline", f"{baseline} ({basis_text(base.throughput)})"), *conditions, *group.settings),
+        marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
+        sections=tuple(views.group_sections(group)),
+        missing=group.missing,
+        next_step=group.next_step,
+        brief=(_brief_conditions(group), group.verdict, *(controls.text for controls in group.controls)),
+        is_group=True,
+        overview=(
+            ("At", place_text(last.ranks, last.nodes)),
+            ("Throughput", f"{figure_text(last.throughput)} {last.throughput.unit}"),
+            ("Efficiency", efficiency),
+            ("Step, median", figure_text(last.step)),
+            ("Interval", basis_text(last.throughput)),
+        ),
+        where=dict(zip(GROUP_COLUMNS, (group.id, group.label), strict=True)),
+    )
+
+
+def _brief_conditions(group: ReportGroup) -> str:
+    """Returns the conditions that are not in the label of a group, for the terminal."""
+    run_counts = sorted({point.throughput.n for point in group.points})
+    nodes = sorted({point.nodes for point in group.points})
+    batch = f"batch {group.condition('global_batch')} in all"
+    if group.condition("batch_per_rank"):
+        batch = f"batch {group.condition('batch_per_rank')} per rank"
+    parts = (
+        group.condition("precision"),
+        batch,
+        group.condition("data_set"),
+        group.condition("system"),
+        f"{span_text(nodes[0], nodes[-1])} {plural('node', nodes[-1])}",
+        f"{span_text(run_counts[0], run_counts[-1])} {plural('run', run_counts[-1])} per point",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def short_names(groups: Sequence[ReportGroup]) -> list[str]:
+    """Returns the workload of each group and what distinguishes it; labels if such names are not unique."""
+    by_workload = group_by(groups, methodcaller("condition", "workload"))
+    names = [_name(group, by_workload[group.condition("workload")]) for group in groups]
+    if len(set(names)) < len(names):
+        return [group.label for group in groups]
+    return names
+
+
+def _name(group: ReportGroup, of_workload: Sequence[ReportGroup]) -> str:
+    num_by_setting = Counter(chain.from_iterable(member.settings for member in of_workload))
+    settings = [f"{key}={value}" for key, value in group.settings if num_by_setting[key, value] < len(of_workload)]
+    same_name = [member for member in of_workload if member.settings == group.settings]
+    conditions = []
+    for name in (*_FIRST_CONDITIONS, *_MORE_CONDITIONS):
+        value = group.condition(name)
+        same = [member for member in same_name if member.condition(name) == value]
+        is_different = name in _FIRST_CONDITIONS and any(member.condition(name) != value for member in of_workload)
+        if value and (len(same) < len(same_name) or is_different):
+            conditions.append(condition_text(name, value))
+        same_name = same
+    return ", ".join((group.condition("workload"), *conditions, *settings))
+
+
+def condition_text(name: str, value: str) -> str:
+    """Returns a condition in words that say what it is, e.g. ``ci preset``."""
+    if name == "engine":
+        return engine_title(value)
+    words = {"preset": "{} preset", "scaling": "{} scaling", "batch_per_rank": "batch {}"}
+    return {**words, "global_batch": "batch {} in all"}.get(name, "{}").format(value)
 
 
 @functools.cache
@@ -44,8 +381,11 @@ def assemble(
     if views is None:
         views = scaling_views()
     table = tabulate(scan, with_causes=True, with_digests=with_digests, samples=samples)
-    source = report_source(scan, table, history)
-    control_runs = controls.controls(scan.runs, [(group.id, group.runs) for group in source.results])
+    all_groups = scaling.groups(table)
+    # Control runs are results only if there are no others.
+    results = [group for group in all_groups if not is_control(group.sample)] or all_groups
+    source = ReportSource(scan=scan, table=table, groups=all_groups, results=results, history=history)
+    control_runs = controls_of(scan.runs, [(group.id, group.runs) for group in source.results])
     groups = group_numbers(source, views, control_runs, network)
     damaged_samples = [reading.problem for reading in table.readings.values() if reading.problem]
     report = Report(

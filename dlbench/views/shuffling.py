@@ -12,7 +12,7 @@ from dlbench.analysis.scaling import ComparedFigure, ComparedRow, Comparison, Po
 from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import ShuffleResult
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.document import Mark, Section
 from dlbench.report.table import (
     Cell,
@@ -31,11 +31,11 @@ from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_esti
 from dlbench.stats.pairing import RunKey
 from dlbench.units import plural
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
-from dlbench.views.model import Report, ReportGroup
-from dlbench.views.time_to_train import times_over
-from dlbench.views.view import (
+from dlbench.views.model import (
     GroupSource,
     GroupView,
+    Report,
+    ReportGroup,
     ReportSource,
     ReportView,
     known_mean,
@@ -43,6 +43,7 @@ from dlbench.views.view import (
     place_columns,
     place_of,
 )
+from dlbench.views.time_to_train import times_over
 
 MAX_ERRORS = 20  # Number of errors that are listed.
 POINTS_CAPTION = (

@@ -22,8 +22,7 @@ from dlbench.stats.estimates import Estimate, difference_estimate, geometric_mea
 from dlbench.stats.pairing import RunKey
 from dlbench.units import first_of, format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
-from dlbench.views.model import Report, ReportGroup
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
+from dlbench.views.model import GroupSource, GroupView, Report, ReportGroup, ReportSource, ReportView, place_columns
 
 STRATEGY_TITLES = {
     "replicate": "the whole data set on each node (replicate)",

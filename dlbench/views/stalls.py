@@ -22,9 +22,8 @@ from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate, of_known, placed
 from dlbench.stats.pairing import RunKey
 from dlbench.views.decomposition import SeriesPoint, series_facts
-from dlbench.views.model import Report
+from dlbench.views.model import Report, ReportSource, ReportView, known_mean, optional_text, place_of
 from dlbench.views.readers import WARM_SHARE, storage_cell, storage_share
-from dlbench.views.view import ReportSource, ReportView, known_mean, optional_text, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}

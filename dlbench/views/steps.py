@@ -15,17 +15,16 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import QUANTILES, OutlierStep, RunTable, StepDigest
 from dlbench.lazy import alt
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish, inline, short, tooltips
-from dlbench.report.charts.style import RANK_COLOURS, WIDE, si_label
+from dlbench.report.chart_style import RANK_COLOURS, WIDE, si_label
+from dlbench.report.charts import Chart, Rows, Subject, finish, inline, short, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.units import plural
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_of
 from dlbench.views.next_step import second_rank
-from dlbench.views.rank_map import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
-from dlbench.views.view import GroupSource, GroupView, place_of
+from dlbench.views.stragglers import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
 
 CORRELATED = 0.2  # Lowest autocorrelation of successive steps with a warning that they are not independent.
 DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)  # Percents.

@@ -11,9 +11,8 @@ from dlbench.history.change_points import MIN_NIGHTS
 from dlbench.history.series import Trend, percent_change
 from dlbench.history.tables import TrendsReport
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
-from dlbench.report.charts.shapes import figure_row
-from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
+from dlbench.report.chart_style import IDEAL, MEASURED, MUTED
+from dlbench.report.charts import Chart, ReportSubject, figure_row, finish, tooltips
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
 from dlbench.stats.estimates import placed
@@ -21,11 +20,10 @@ from dlbench.units import counted
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_brief
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import published_for
-from dlbench.views.group_section import condition_text, short_names
-from dlbench.views.model import Report, ReportGroup
+from dlbench.views.model import Report, ReportGroup, ReportView, place_of
 from dlbench.views.quality.numbers import GroupQuality
+from dlbench.views.scaling_report import condition_text, short_names
 from dlbench.views.systems import SystemDescription
-from dlbench.views.view import ReportView, place_of
 
 STEP = "step_median_s"  # Metric of the history that describes the speed of a group.
 

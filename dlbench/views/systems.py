@@ -1,30 +1,31 @@
-"""The view `systems`: the systems of the runs in the fields of MLPerf's system descriptions."""
+"""The view `systems`, the systems of the runs in the fields of MLPerf's system descriptions, and the view
+`environment`, all recorded facts of the environment of the runs.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter, itemgetter
 
+from dlbench.analysis.environments import Difference, compare
 from dlbench.analysis.scaling import group_by
 from dlbench.analysis.table import RunTable
 from dlbench.exports.mllog import NO_ACCELERATOR, NOT_RECORDED, Statement, system_fields
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
-from dlbench.report.table import Pivot, Sheet, column, columns_of
-from dlbench.report.wording import runs_text
+from dlbench.report.table import Pivot, Sheet, column, columns_of, text_sheet
+from dlbench.report.wording import clean, runs_text
 from dlbench.specs.system import ContainerSpec
-from dlbench.units import counted, format_seconds, plural
-from dlbench.views.model import Report
-from dlbench.views.view import ReportSource, ReportView, ranks_of
+from dlbench.units import counted, first_of, format_seconds, plural
+from dlbench.views.model import Environment, Report, ReportSource, ReportView, ranks_of
 
 MAX_HOSTS = 24
 MAX_TEXTS = 6  # Different texts of a field that are listed; further ones are counted.
 MAX_DESCRIBED = 200  # Runs of a system that are described, evenly spread.
-
 _TITLES = {  # Fields of a system description that are shown, in order.
     "number_of_nodes": "Nodes",
     "host_processor_model_name": "Processor",
@@ -43,8 +44,51 @@ _TITLES = {  # Fields of a system description that are shown, in order.
     "framework": "Framework",
     "other_software_stack": "Other software",
 }
-
 _VARIABLES = tuple(f"variable.{start}_" for start in ("NCCL", "GLOO", "UCX", "HOROVOD", "OMP", "KMP"))
+
+
+def environment_of(runs: Sequence[Run]) -> Environment:
+    """Returns the facts that all runs have in common, and those in which they differ."""
+    environments = compare(runs)
+    return Environment(
+        common=tuple((clean(key), clean(value)) for key, value in environments.common.items()),
+        differences=tuple(map(_cleaned, environments.differences)),
+        num_runs=len(runs),
+    )
+
+
+def _cleaned(item: Difference) -> Difference:
+    values = tuple((clean(value), run_ids) for value, run_ids in item.values)
+    return replace(item, key=clean(item.key), values=values)
+
+
+class EnvironmentView(ReportView):
+    """The environment of the runs."""
+
+    id = "environment"
+    title = "Environment"
+    level = "appendix"
+    after = "without-figures"
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        environment = report.environment
+        if not environment.num_runs:
+            return ()
+        rows = []
+        unexpected = []
+        for item in environment.differences:
+            key = item.key
+            if not item.expected:
+                unexpected.append(item.key[:30])
+                key += " (differs)"
+            rows += [(key, value, str(len(run_ids))) for value, run_ids in item.values]
+        rows += [(key, value, "all") for key, value in environment.common]
+        headline = f"the same in all {runs_text(environment.num_runs)}"
+        if unexpected:
+            headline = f"runs differ in {first_of(unexpected, 2)}"
+        title = "All recorded facts of the environment"
+        sheet = replace(text_sheet("environment", title, ("Key", "Value", "Runs"), rows), is_folded=True)
+        return (Section(id=self.id, title=self.title, headline=headline, sheets=(sheet,)),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,13 @@ from dlbench.analysis.telemetry.throttling import gpu_numbers
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_number
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, known_mean, place_of
 from dlbench.views.next_step import rerun
 from dlbench.views.readers import rate_cell
-from dlbench.views.view import GroupSource, GroupView, known_mean, place_of
 
 MAX_UNAVAILABLE = 40
 MAX_HOST = 64  # Characters of a host name.

@@ -18,11 +18,10 @@ from dlbench.errors import UserError
 from dlbench.lazy import alt
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES, TrainingLength, training_length_of
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
-from dlbench.report.charts.style import HEIGHT, MEASURED, RANK_COLOURS, WIDE
+from dlbench.report.chart_style import HEIGHT, MEASURED, RANK_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Rows, Series, Subject, figure_row, finish, lines
 from dlbench.report.document import Section
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant
 from dlbench.report.wording import (
     clean,
@@ -38,11 +37,9 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, ratio_est
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Outcome, judge
 from dlbench.units import format_seconds
-from dlbench.views.anchors import PublishedAnchor, anchor_layers, anchor_rows, anchors_text
-from dlbench.views.forecast import published_for
-from dlbench.views.model import ReportGroup
+from dlbench.views.forecast import PublishedAnchor, anchor_layers, anchor_rows, anchors_text, published_for
+from dlbench.views.model import GroupSource, GroupView, ReportGroup
 from dlbench.views.quality.numbers import GroupQuality, quality_of
-from dlbench.views.view import GroupSource, GroupView
 
 BilledUnit = Literal["GPU", "node", "core", "rank"]  # Resource that a training holds, billed by the hour.
 Times = Iterable[tuple[str, Any, Estimate | None]]  # Name of the line, row with ranks and nodes, and time of points.

@@ -28,8 +28,7 @@ from dlbench.specs.files import read_yaml
 from dlbench.specs.workload import TextData
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
-from dlbench.views.model import ReportGroup
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of, ranks_of
+from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of, ranks_of
 
 _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
 

@@ -25,7 +25,7 @@ from dlbench.specs.files import find, read_yaml
 from dlbench.specs.problems import models_in
 from dlbench.specs.requests import parse_counts, parse_set, parse_sweep
 from dlbench.specs.system import SystemSpec
-from dlbench.views.anchors import AnchorFile
+from dlbench.views.forecast import AnchorFile
 from tests import reference
 from tests.support.paths import ROOT
 
@@ -370,14 +370,13 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/analysis/environments.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
         ("dlbench/node/training/checks.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
-        ("dlbench/views/placement.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/build.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/kinds.py", r'^    manifest_kind = "([a-z-]+)"$', "formats.md"),
         ("dlbench/projection/projected.py", r'^    "([RF][0-9]+)": ', "projection.md"),
     ],
-    ids=["doubts", "load", "checks", "doubts-of-place", "phases", "metrics", "containers", "manifest-kinds", "codes"],
+    ids=["doubts", "load", "checks", "phases", "metrics", "containers", "manifest-kinds", "codes"],
 )
 def test_what_the_code_names_is_explained(source: str, pattern: str, page: str) -> None:
     found = re.findall(pattern, (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)

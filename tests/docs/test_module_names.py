@@ -23,9 +23,8 @@ from dlbench.gate.sides import side_of_runs
 from dlbench.gate.verdicts import Rule
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
-from dlbench.report.formats.json import to_json
-from dlbench.views.diagnosis import diagnosis
-from dlbench.views.estimate import estimate
+from dlbench.report.formats.data import to_json
+from dlbench.views.command_reports import diagnosis, estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import TrainingQuestion
 from tests.conftest import Cli

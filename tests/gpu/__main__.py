@@ -29,8 +29,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dlbench.errors import ExitCode, first_line
 from dlbench.records.scan import scan
+from dlbench.report.formats.data import to_json
 from dlbench.report.formats.html import to_html
-from dlbench.report.formats.json import to_json
 from tests.gpu import figures
 from tests.gpu.outcomes import FILE
 from tests.gpu.page import FAILED, NOT_MEASURED, PASSED, GpuCheck, Outcome, Warned, document_of

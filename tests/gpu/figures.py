@@ -15,10 +15,9 @@ from dlbench.records.scan import scan
 from dlbench.report.document import warnings_cell
 from dlbench.report.table import column, times_cell, unit_cell
 from dlbench.stats.estimates import Estimate
-from dlbench.views.model import Report, ReportGroup
+from dlbench.views.model import Report, ReportGroup, Views
 from dlbench.views.scaling_report import assemble
 from dlbench.views.utilisation import PublishedRate, Utilisation, UtilisationView
-from dlbench.views.view import Views
 from tests.gpu.steps import TRAINED
 
 VIEWS = Views(group=(UtilisationView(),))

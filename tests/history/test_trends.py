@@ -29,9 +29,8 @@ from dlbench.history.slow_months import RECENT_DAYS, slow_months
 from dlbench.history.tables import TrendsReport, series_sheet, trends_of
 from dlbench.history.trends import dated, trends
 from dlbench.report.document import Rating
-from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.data import to_csv, to_json
 from dlbench.report.formats.html import to_html
-from dlbench.report.formats.json import to_json
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.formats.terminal import to_text
 from dlbench.views.history import HistoryView

@@ -26,12 +26,11 @@ from dlbench.projection.projected import FLAGS, REFUSALS, Flag, Projection, Refu
 from dlbench.projection.spec_machine import elsewhere
 from dlbench.projection.step import project
 from dlbench.records.exchange import Message
-from dlbench.report.charts.chart import ReportSubject
-from dlbench.report.charts.style import FORECAST, MEASURED
+from dlbench.report.chart_style import FORECAST, MEASURED
+from dlbench.report.charts import ReportSubject
 from dlbench.report.document import Document, Section
-from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.data import to_csv, to_json
 from dlbench.report.formats.html import to_html
-from dlbench.report.formats.json import to_json
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.report.formats.terminal import to_text
 from dlbench.specs.choices import choose_system_with_origins

@@ -1,6 +1,5 @@
-"""Foreign text stays text: each command that prints what runs say of themselves, in each format it can write.
-
-Names, hosts, errors, notes and keys of all runs hold markup, terminal codes, line ends and the start of a formula.
+"""Foreign text stays text: each command that prints what runs say of themselves, in each format it can write. Names,
+hosts, errors, notes and keys of all runs hold markup, terminal codes, line ends and the start of a formula.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.document import Document, Section
-from dlbench.report.formats import csv as delimited
-from dlbench.report.formats import html, markdown, terminal
-from dlbench.report.formats import json as json_tables
+from dlbench.report.formats import data, html, markdown, terminal
 from dlbench.report.table import text_sheet
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.browser import assert_well_formed
@@ -208,7 +205,7 @@ def test_foreign_text_stays_text(folder: Path, tmp_path: Path, command: str, suf
 
 def test_no_cell_of_any_table_is_a_formula(folder: Path) -> None:
     document = document_of(assemble(scan(folder / "runs")))
-    texts = {name: delimited.to_csv(document, name) for name in document.tables()}
+    texts = {name: data.to_csv(document, name) for name in document.tables()}
     assert sum(MARKER in text for text in texts.values()) >= 8
     for text in texts.values():
         assert_harmless(text)
@@ -252,8 +249,8 @@ def test_writers_clean_what_came_in_another_way() -> None:
     texts = {
         "text": terminal.to_text(document, full=True),
         "md": markdown.to_markdown(document),
-        "json": json_tables.to_json(document),
-        "csv": delimited.write_table(("x",), [{"x": bad}]),
+        "json": data.to_json(document),
+        "csv": data.write_table(("x",), [{"x": bad}]),
         "html": html._environment().from_string("{{ bad }}").render(bad=bad),
     }
     for name, text in texts.items():

@@ -20,10 +20,7 @@ from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.records.scan import scan
 from dlbench.report import wording
-from dlbench.report.charts import svg as drawing
-from dlbench.report.formats import csv as delimited
-from dlbench.report.formats import html, markdown, terminal
-from dlbench.report.formats import json as json_tables
+from dlbench.report.formats import data, html, markdown, terminal
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.stats.estimates import Estimate
 from dlbench.views import model
@@ -112,7 +109,7 @@ def test_every_figure_stands_in_markdown_and_html(made: model.Report, page: str)
 
 
 def test_json_holds_every_number(made: model.Report) -> None:
-    content = json.loads(json_tables.to_json(document_of(made)))
+    content = json.loads(data.to_json(document_of(made)))
     assert (content["format"], content["version"]) == ("dlbench.report", 1)
     for group, read in zip(made.groups, content["groups"], strict=True):
         for point, back in zip(group.points, read["points"], strict=True):
@@ -149,7 +146,7 @@ def test_golden_markdown(made: model.Report) -> None:
 def test_equal_runs_give_equal_bytes(sample: Path, made: model.Report, page: str) -> None:
     again = assemble(scan(sample))
     assert html.to_html(document_of(again)) == page
-    assert json_tables.to_json(document_of(again)) == json_tables.to_json(document_of(made))
+    assert data.to_json(document_of(again)) == data.to_json(document_of(made))
 
 
 def test_verdict_says_what_was_lost_and_to_what(made: model.Report) -> None:
@@ -260,7 +257,7 @@ def test_ids_of_charts_do_not_meet_and_text_is_left_alone() -> None:
         "mark": {"type": "text", "clip": True},
         "encoding": {"x": {"field": "a", "type": "quantitative"}, "text": {"field": "t"}},
     }
-    svg = drawing.to_svg(spec, "chart-7")
+    svg = html.to_svg(spec, "chart-7")
     tags = " ".join(re.findall(r"<[a-z][^<>]*>", svg))
     assert set(re.findall(r'\bid="([^"]*)"', tags)) == {"chart-7-0"}
     assert set(re.findall(r"url\(#([^)]*)\)", tags)) == {"chart-7-0"}
@@ -277,7 +274,7 @@ def test_downloads_are_the_csv_files(made: model.Report, page: str) -> None:
     """Of every table that has lines, and every table of a view leads to its file."""
     links = links_of(page)
     assert {"points", "parts", "runs"} <= set(links)
-    assert links == {name: delimited.to_csv(document_of(made), name) for name in links}
+    assert links == {name: data.to_csv(document_of(made), name) for name in links}
     assert set(links) == {name for name, table in document_of(made).tables().items() if table.rows}
     linked = set(re.findall(r'class="raw" href="#data-([\w-]+)"', page))
     drawn = {sheet.name for section, _ in document_of(made).walk() for sheet in section.sheets if sheet.is_drawn}
@@ -331,7 +328,7 @@ def html_text(text: str) -> str:
 
 
 def test_what_is_missing_stands_in_every_format(made: model.Report, page: str) -> None:
-    content = json.loads(json_tables.to_json(document_of(made)))
+    content = json.loads(data.to_json(document_of(made)))
     written = markdown.to_markdown(document_of(made))
     for group, read in zip(made.groups, content["groups"], strict=True):
         assert {"quality", "exchange", "noise"} <= {one.view for one in group.missing}
@@ -350,8 +347,8 @@ def test_what_is_missing_stands_in_every_format(made: model.Report, page: str) -
 def test_command_writes_what_the_suffix_says(sample: Path, tmp_path: Path, made: model.Report, page: str) -> None:
     for suffix, wanted in (
         (".html", page),
-        (".json", json_tables.to_json(document_of(made))),
-        (".csv", delimited.to_csv(document_of(made), "points")),
+        (".json", data.to_json(document_of(made))),
+        (".csv", data.to_csv(document_of(made), "points")),
         (".md", markdown.to_markdown(document_of(made))),
         (".txt", terminal.to_text(document_of(made))),
     ):
@@ -430,8 +427,8 @@ def test_missing_libraries_are_named_with_the_remedy(sample: Path, monkeypatch: 
 
 def test_a_limit_below_what_charts_need_is_one_line(sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it V8 ends the process with its own stack."""
-    drawing.require_address_space.cache_clear()
-    monkeypatch.setattr(drawing.resource, "getrlimit", lambda what: (64_000_000 * 1024, 64_000_000 * 1024))
+    html.require_address_space.cache_clear()
+    monkeypatch.setattr(html.resource, "getrlimit", lambda what: (64_000_000 * 1024, 64_000_000 * 1024))
     found = run_cli(sample, "--format", "html")
     assert isinstance(found.exception, EnvironmentLacksError)
     assert "limits addresses to 61.0 GiB (`ulimit -v`); remedy: `ulimit -v unlimited`" in str(found.exception)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dlbench.report.document import Document
-from dlbench.report.formats.csv import to_csv
+from dlbench.report.formats.data import to_csv
 
 FLAGS = [
     "--headless",

@@ -18,16 +18,16 @@ from dlbench.records.record import Record
 from dlbench.records.registry import describe
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, scan
-from dlbench.report.formats.json import as_plain
+from dlbench.report.formats.data import as_plain
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.specs.sync import SyncSpec
 from dlbench.views.decomposition import (
     MARGIN,
     OWN_PARTS,
     Decomposition,
+    DecompositionView,
     PhaseRemoval,
     decomposition_lines,
-    decomposition_section,
     decompositions,
 )
 from dlbench.views.sweep.numbers import sweeps
@@ -252,7 +252,7 @@ def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:
     assert [(one["series"], one["ranks"]) for one in plain] == [("s1", 1), ("s1", 2), ("s2", 2)]
     assert plain[1]["differences"][1]["what"] == "exchange"
     assert plain[1]["differences"][1]["seconds"]["value"] == pytest.approx(20e-3 * math.sqrt(1.01))
-    section = decomposition_section(found)
+    section = DecompositionView().shown(None, found)
     (sheet,) = section.sheets
     assert [(row["series"], row["ranks"], row["what"], row["shorter_s"]) for row in sheet.records()] == [
         (one.series, one.ranks, part.what, part.seconds.value) for one in found for part in one.differences

@@ -15,7 +15,7 @@ from dlbench.errors import UserError
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.pairing import KnownKey
-from dlbench.views.sweep.ladder import gains_of
+from dlbench.views.sweep.choice import gains_of
 from dlbench.views.sweep.numbers import Sweep, sweeps
 from tests.support.forked_runs import run_forked
 from tests.support.run_factory import WORKLOAD, plans, write_sweep

@@ -18,10 +18,10 @@ from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.differences import DifferencesView, RunDifference, run_differences
+from dlbench.views.model import ReportView
 from dlbench.views.precision import PrecisionComparison, PrecisionView
 from dlbench.views.scaling_report import assemble
 from dlbench.views.systems import SystemDescription, SystemsView
-from dlbench.views.view import ReportView
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
 
 VIEWS: tuple[ReportView, ...] = (PrecisionView(), DifferencesView(), SystemsView())

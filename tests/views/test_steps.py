@@ -13,18 +13,18 @@ import pytest
 
 from dlbench.analysis.measures import load_steps
 from dlbench.records.scan import Run, scan
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
-from dlbench.views.rank_map import EDGES, MapRow, RankMap, bin_title, slowest_text
 from dlbench.views.scaling_report import assemble
 from dlbench.views.steps import (
     RanksView,
     StepDistribution,
     StepsView,
 )
+from dlbench.views.stragglers import EDGES, MapRow, RankMap, bin_title, slowest_text
 from tests.analysis.test_causes import simulate
 from tests.support.run_factory import StepTimes as Times
 from tests.support.run_factory import Story, plans, write_run, write_scaling

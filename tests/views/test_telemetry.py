@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner, Result
 
 from dlbench.analysis import scaling
 from dlbench.analysis.table import tabulate
@@ -26,11 +27,10 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.views.data_path import DataPath, DataPathView
 from dlbench.views.energy import Energy, EnergyView
-from dlbench.views.model import ReportGroup
+from dlbench.views.model import GroupView, ReportGroup, Views
 from dlbench.views.peak_memory import Memory, MemoryView, memory
 from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import Telemetry, TelemetryView
-from dlbench.views.view import GroupView, Views
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_unfinished
 from tests.support.watch_factory import write_samples, write_spans
 
@@ -352,3 +352,66 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
     found = memory(scaling.groups(table)[0], table)
     told = {batch.batch - 100 for batch in found.batches if batch.num_without_memory}
     assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
+
+
+def run_cli(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(cli, list(map(str, arguments)), catch_exceptions=False)
+    for text in (result.stdout, result.stderr):
+        assert not set(text) & {"\x1b", "\x07", "\r"}
+    return result
+
+
+def runs_of(found: dict[str, Any], view: str = "telemetry") -> list[dict[str, Any]]:
+    return [run for group in found["groups"] for run in group[view]["runs"]]
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def as_json(out: Path, code: int = 0) -> dict[str, Any]:
+    result = run_cli("diagnose", out, "--format", "json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout, parse_constant=refuse)
+
+
+# Words and JSON
+
+
+def test_json_has_every_field(tmp_path: Path) -> None:
+    folder = one_run(tmp_path)
+    (told,) = runs_of(as_json(tmp_path))
+    assert (told["run_id"], told["not_measured"]) == (folder.path.name, {})
+    (node,) = told["nodes"]
+    assert set(COLUMNS) - {"gpu.0.clock_reasons"} <= set(node["fields"])
+    assert node["fields"]["gpu.0.power_w"]["mean"] == pytest.approx(250)
+    assert node["fields"]["gpu.0.sm_clock_hz"]["mean"] == pytest.approx(1.425e9)
+    received = node["fields"]["host.net.eth0.received_bytes"]
+    assert (received["is_rate"], received["mean"]) == (True, pytest.approx(2e6))
+    assert node["clock_reasons"] == {"gpu.0": {"sw_thermal_slowdown": pytest.approx(0.25)}}
+    assert (node["num_gaps"], node["missing"], node["num_samples"]) == (0, 0.0, 12)
+
+
+def test_of_many_nodes_twelve_are_shown_and_all_are_in_the_json(tmp_path: Path) -> None:
+    folder = write_run(
+        tmp_path, nodes_plans((14,))[0], constant([100, 0, 300, 400, 100, 100]), Story(host=lambda rank: f"n{rank}")
+    )
+    for node in range(14):
+        # Each rank of the factory starts a second later than the one before.
+        moved = [(row[0] + node * S, *row[1:]) for row in rows()]
+        write_samples(folder, node, COLUMNS, moved, host=f"n{node}")
+    text = " ".join(run_cli("diagnose", "--full", tmp_path).stdout.split())
+    assert "At 14 ranks on 14 nodes: 12 of 14 nodes, the most throttled first." in text
+    (told,) = runs_of(as_json(tmp_path))
+    assert [node["host"] for node in told["nodes"]] == [f"n{node}" for node in range(14)]
+    assert all(node["num_samples"] == 12 for node in told["nodes"])
+
+
+# Which runs count, and how it ends
+
+
+def test_steps_that_disagree_with_the_record_give_no_energy(tmp_path: Path) -> None:
+    first, second = (one_run(tmp_path, plan) for plan in plans(points=(1,), repeats=2))
+    ranks = json.loads(first.record.read_text(encoding="utf-8"))["ranks"]
+    edit_json(first.record, ranks=[{**rank, "samples": rank["samples"] * 2} for rank in ranks])
+    assert [run["run_id"] for run in runs_of(as_json(tmp_path, code=4), "energy")] == [second.path.name]

@@ -21,7 +21,7 @@ from dlbench.errors import UserError
 from dlbench.records.scan import scan
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.stats.estimates import by_definition, geometric_mean_estimate
-from dlbench.views.estimate import estimate
+from dlbench.views.command_reports import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import (
     TimeToTrain,

@@ -323,9 +323,7 @@ def _sentences(texts: Sequence[str], width: int) -> Iterator[Block]:
 
 def _mark(mark: Mark, width: int) -> Block:
     lines = tuple(_wrap(mark.text, width, initial_indent=_SIGNS[mark.severity], subsequent_indent="  "))
-    if mark.severity == "serious":
-        return Block(lines, "warning")
-    return Block(lines)
+    return Block(lines, "warning") if mark.severity == "serious" else Block(lines)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

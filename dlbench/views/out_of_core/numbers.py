@@ -26,8 +26,8 @@ from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
+from dlbench.views.model import optional_text
 from dlbench.views.peak_memory import ended_without_memory, runs_or_none
-from dlbench.views.view import optional_text
 
 IN_CORE = ("none", "none")
 
@@ -382,9 +382,7 @@ def _process_peak(run: Run) -> float | None:
 def _device_peak(result: MemoryResult) -> float | None:
     """Returns the highest peak of any rank in bytes; None unless all ranks have one."""
     peaks = [rank.device_peak_bytes for rank in result.ranks if rank.device_peak_bytes is not None]
-    if len(peaks) < len(result.ranks):
-        return None
-    return float(max(peaks))
+    return None if len(peaks) < len(result.ranks) else float(max(peaks))
 
 
 def _outside_passes_s(run: Run) -> float | None:

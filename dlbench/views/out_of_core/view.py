@@ -8,15 +8,14 @@ from typing import Any
 
 from dlbench.analysis.scaling import group_by
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
-from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, WIDE
+from dlbench.report.chart_style import HEIGHT, IDEAL, MUTED, WIDE
+from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, figure_row, finish, lines
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
-from dlbench.views.model import Report
+from dlbench.views.model import Report, ReportSource, ReportView, place_of
 from dlbench.views.next_step import rerun
 from dlbench.views.out_of_core.numbers import (
     COLOURS,
@@ -27,7 +26,6 @@ from dlbench.views.out_of_core.numbers import (
     MethodPoint,
     out_of_core,
 )
-from dlbench.views.view import ReportSource, ReportView, place_of
 
 TITLE = "Out of core"
 MAX_GAINS = 4  # Rank counts and batches with a sentence on the gain, the largest ones; the tables have all.

@@ -11,9 +11,8 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, scatter
-from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.chart_style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Rows, Series, finish, scatter
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, constant, drop_empty_columns, never, times_cell
 from dlbench.report.wording import (
@@ -29,7 +28,16 @@ from dlbench.report.wording import (
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.verdict import judge
-from dlbench.views.model import Report, ReportGroup
+from dlbench.views.model import (
+    GroupSource,
+    GroupView,
+    Report,
+    ReportGroup,
+    ReportSource,
+    ReportView,
+    place_columns,
+    place_of,
+)
 from dlbench.views.quality.numbers import (
     BatchPoint,
     Factors,
@@ -41,7 +49,6 @@ from dlbench.views.quality.numbers import (
     group_quality,
     large_batches,
 )
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
 MAX_RUNS = 8  # Runs drawn at each rank count.
 MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.

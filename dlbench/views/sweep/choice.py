@@ -1,27 +1,145 @@
-"""The choice of a setting of a sweep at one rank count, and what to do next, in words."""
+"""The choice of a setting of a sweep at one rank count, or of steps of a ladder, each on top of those before it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import fmean, variance
 
 from dlbench.analysis.scaling import losses_text
-from dlbench.report.wording import basis_text, reached_text, repeat_text, sentence, times_text, times_value, units_text
+from dlbench.records.scan import Run
+from dlbench.report.wording import (
+    basis_text,
+    percent,
+    place_text,
+    reached_text,
+    repeat_text,
+    sentence,
+    times_text,
+    times_value,
+    units_text,
+)
+from dlbench.specs.plan import AxisValue, LadderStep, Published, RunPlan
 from dlbench.stats.estimates import MIN_RUNS, Estimate, gain_of_best, means_of, paired_logs
 from dlbench.stats.multiplicity import pooled_freedom, repeats_for
-from dlbench.stats.verdict import judge, ratio_of_logs
-from dlbench.stats.verdict_words import SETTING_MARGIN, SETTING_MARGIN_TEXT
+from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict import Pair, judge, ratio_of_logs
+from dlbench.stats.verdict_words import LADDER_STEP, SETTING_MARGIN, SETTING_MARGIN_TEXT
 from dlbench.units import first_of
-from dlbench.views.sweep.drafts import Draft, Rates
 from dlbench.views.sweep.settings import SweptSetting
 
+Rates = Mapping[RunKey, float]  # By repeat.
 OVER = {False: "the throughput of", True: "as fast to the target as"}  # By whether runs train to a target.
 MANY_REPEATS = 100  # More: the scatter is the problem, not the number of runs.
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingRuns:
+    """The runs of one setting."""
+
+    runs: tuple[Run, ...]
+    measured: tuple[Run, ...]  # Those with figures.
+    rates: Rates  # Throughput, samples per second.
+    num_reached: int | None  # Runs that met their target; None if runs measure speed.
+    speeds: Rates  # The figure that decides: 1 / time to the target (empty if a run missed it), else rates.
+    rate_logs: Rates  # Logarithms of the rates over the baseline's, of the repeats that both have.
+    logs: Rates  # Logarithms of the speeds over the baseline's.
+    gain_logs: Rates  # Logarithms of the rates of a ladder's step over those of the step before; else empty.
+
+    @property
+    def plan(self) -> RunPlan:
+        return self.runs[0].plan
+
+    @property
+    def inert(self) -> tuple[str, ...]:
+        records = [run.record for run in self.measured if run.record]
+        return tuple(sorted(set().union(*(record.inert for record in records))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """All settings at one rank count."""
+
+    settings: tuple[SettingRuns, ...]
+    base: int  # The setting that the others are measured against.
+    has_default: bool
+    is_ladder: bool
+    to_target: bool
+    first: Sequence[SettingRuns]  # The settings at the smallest rank count.
+    levels: Mapping[str, Sequence[AxisValue]]
+    contrasts: Mapping[Pair, Rates]
+
+    @property
+    def comparisons(self) -> list[Rates]:
+        others = [setting for index, setting in enumerate(self.settings) if index != self.base]
+        if self.is_ladder:
+            return [setting.gain_logs for setting in others]
+        logs = [setting.logs for setting in others] + [setting.rate_logs for setting in others]
+        return [*logs, *self.contrasts.values()]
+
+
+def gains_of(rates: Sequence[Rates]) -> list[dict[RunKey, float]]:
+    """Returns log ratios of each step over the last one before it that shares a repeat with it, by common repeat."""
+    gains: list[dict[RunKey, float]] = []
+    for index, step_rates in enumerate(rates):
+        logs = (paired_logs(step_rates, rates_before) for rates_before in reversed(rates[:index]))
+        gains.append(next(filter(None, logs), {}))
+    return gains
+
+
+def efficiency(step: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | None:
+    """Returns the share of linear scaling, from the same step or the last before it at the smallest rank count."""
+    ranks, fewest = step.plan.layout.ranks, first[0].plan.layout.ranks
+    order = [rung.name for rung in step.plan.series.ladder]
+    names = order[: order.index(step.plan.series.step) + 1]
+    base_rates = [other.rates for other in first if other.rates and other.plan.series.step in names]
+    if not base_rates or fewest >= ranks:
+        return None
+    logs = paired_logs(step.rates, base_rates[-1])
+    return ratio_of_logs(logs).scaled(fewest / ranks, "fraction") if logs else None
+
+
+def published_text(published: Published) -> str:
+    """Returns a published figure of a step, with its source."""
+    figure = f"{percent(published.value)} efficiency"
+    if published.unit == "gain":
+        figure = f"{published.value:g}x"
+    return f"{figure}: {published.what} ({published.source})"
+
+
+def step_words(plan: RunPlan, settings: Sequence[SweptSetting]) -> str:
+    """Returns which steps pay and which do not, in one sentence."""
+    parts = []
+    for outcome, answer in LADDER_STEP.items():
+        steps = []
+        for setting in settings:
+            if setting.outcome == outcome and not setting.is_baseline:
+                gain = f" ({times_text(setting.gain)})" if setting.gain else ""
+                steps.append(setting.label + gain)
+        if steps:
+            parts.append(f"{answer.in_sentence}: {', '.join(steps)}")
+    skipped = [step.name for step in plan.series.ladder if step.skipped]
+    if skipped:
+        parts.append(f"cannot act here: {', '.join(skipped)}")
+    ratio, words = height(plan.series.ladder, settings)
+    if ratio:
+        parts.append(f"{times_text(ratio)} {words} ({basis_text(ratio)})")
+    return f"At {place_text(plan.layout.ranks, plan.layout.nodes)}: {'; '.join(parts)}."
+
+
+def height(steps: Sequence[LadderStep], settings: Sequence[SweptSetting]) -> tuple[Estimate | None, str]:
+    """Returns the ratio of the last step with figures to the baseline, and its meaning; None without figures."""
+    base = next(index for index, setting in enumerate(settings) if setting.is_baseline)
+    last = max(index for index, setting in enumerate(settings) if setting.ratio)
+    name = f"that of {settings[base].label}" if base else "the baseline"
+    words = f"{name} with {last - base} of {len(steps) - 1} steps"
+    if last > base:
+        return settings[last].ratio, words
+    return None, words
 
 
 class SettingChoice:

@@ -27,14 +27,22 @@ from dlbench.stats.verdict import Combination, Family, KeyEffect, Verdict, contr
 from dlbench.stats.verdict_words import AXIS, SETTING, SETTING_MARGIN, SETTING_MARGIN_TEXT
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of
-from dlbench.views.sweep.autotune import autotuned
-from dlbench.views.sweep.choice import OVER, SettingChoice
-from dlbench.views.sweep.drafts import Draft, SettingRuns
-from dlbench.views.sweep.ladder import efficiency, gains_of, height, published_text, step_words
+from dlbench.views.sweep.choice import (
+    OVER,
+    Draft,
+    SettingChoice,
+    SettingRuns,
+    efficiency,
+    gains_of,
+    height,
+    published_text,
+    step_words,
+)
 from dlbench.views.sweep.settings import (
     SettingWord,
     SweptSetting,
     acting_keys,
+    autotuned,
     changed_arithmetic,
     costs,
     is_default,

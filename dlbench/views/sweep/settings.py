@@ -1,4 +1,6 @@
-"""A setting of a sweep: its figures and verdict, whether it is the default, its arithmetic and costs."""
+"""A setting of a sweep: its figures and verdict, whether it is the default, its arithmetic and costs; for Horovod's
+autotuner the cost of its search, and when that is paid back.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import last_loss, local_sgd_settings
 from dlbench.analysis.table import RunTable
+from dlbench.records.exchange import AutotuneResult
 from dlbench.records.scan import Run
-from dlbench.report.formats.json import HIDDEN
+from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import column, times_cell
-from dlbench.report.wording import percent
+from dlbench.report.wording import figure_text, percent
 from dlbench.specs.choices import why_inert
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
@@ -21,20 +24,22 @@ from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Wording
 from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
-from dlbench.units import format_bytes
-from dlbench.views.sweep.autotune import Autotune
+from dlbench.units import format_bytes, format_number, format_seconds
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.", "engine.pipeline.")
 """Keys with a default of dlbench."""
+
 _TRAINING = ("train.", "model.", "data.")  # Keys that change the training.
 _SHARED = (
     *("fsdp", "zero-1", "tensor", "fsdp+tensor", "pipeline", "data+pipeline", "spatial", "data+spatial"),
     *("local-sgd", "asynchronous"),
 )
 """Strategies whose loss is compared with that of replicas."""
+
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Keys of training that change where activations and state are stored, and no number that is computed."""
+
 SettingWord = Literal[
     "baseline",
     "faster",
@@ -53,6 +58,85 @@ COSTS = (  # In which strategies differ.
     *("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s"),
     *("bubble", "ideal_bubble", "stage_imbalance"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autotune:
+    """The autotuner's search in the runs of a setting."""
+
+    num_runs: int
+    num_finished: int  # Runs in which it had settled before the measured steps.
+    planned_steps: int
+    settled_step: float | None  # Median over runs; None where it settled in none.
+    evaluations: float  # Settings it tried; median over runs.
+    cost: Estimate | None  # Time of the search minus that of as many steps afterwards, seconds; None: not recorded.
+    chosen: tuple[str, ...]  # Fusion threshold and cycle time that it chose, in words, each pair once.
+    gain_s: float | None  # Seconds per step by which the tuned setting is faster than the baseline; negative: slower.
+    break_even_steps: float | None  # Steps after which the search is paid back; None: never, or not known.
+    words: str
+
+
+def autotuned(
+    runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
+) -> Autotune | None:
+    """Returns the search in the runs of a setting, None if there was none; `rate_base` is in samples per second."""
+    by_run = {}
+    for run in runs:
+        if run.record is not None and run.record.exchange and run.record.exchange.autotune:
+            by_run[table.repeat_key(run)] = run.record.exchange.autotune
+    if not by_run:
+        return None
+    results = list(by_run.values())
+    costs = {key: result.cost_s for key, result in by_run.items()}
+    settled = [float(result.settled_step) for result in results if result.settled_step is not None]
+    cost = of_known(median_estimate, costs, "s")
+    gain_s = break_even_steps = None
+    if ratio is not None:
+        gain_s = runs[0].plan.global_batch / rate_base * (1 - 1 / ratio.value)
+        if cost is not None and gain_s > 0:
+            break_even_steps = cost.value / gain_s
+    autotune = Autotune(
+        num_runs=len(results),
+        num_finished=sum(result.finished for result in results),
+        planned_steps=results[0].planned_steps,
+        settled_step=median(settled) if settled else None,
+        evaluations=median(float(result.evaluations) for result in results),
+        cost=cost,
+        chosen=tuple(dict.fromkeys(map(_chosen_text, results))),
+        gain_s=gain_s,
+        break_even_steps=break_even_steps,
+        words="",
+    )
+    return replace(autotune, words=_words(autotune, is_faster=is_faster))
+
+
+def _chosen_text(result: AutotuneResult) -> str:
+    threshold, cycle = "an unknown threshold", "an unknown cycle"
+    if result.fusion_threshold_bytes is not None:
+        threshold = format_bytes(result.fusion_threshold_bytes)
+    if result.cycle_time_ms is not None:
+        cycle = f"{result.cycle_time_ms:.3g} ms"
+    return f"{threshold} and {cycle}"
+
+
+def _words(autotune: Autotune, *, is_faster: bool) -> str:
+    steps = f"{autotune.planned_steps:,} steps planned"
+    if autotune.settled_step is not None:
+        steps = f"settled at step {autotune.settled_step:,.0f} ({steps})"
+    parts = [f"tried {autotune.evaluations:g} settings, {steps}"]
+    num_late = autotune.num_runs - autotune.num_finished
+    if num_late > 0:
+        parts.append(f"had not settled before the measured steps in {num_late} of {autotune.num_runs} runs")
+    parts.append(f"chose {' or '.join(autotune.chosen)}")
+    if autotune.cost is None:
+        return "; ".join((*parts, "cost of the search unknown"))
+    parts.append(f"the search cost {figure_text(autotune.cost)}")
+    if autotune.break_even_steps is None:
+        return "; ".join((*parts, "never paid back: a step is no faster than at the baseline"))
+    gain = f"{format_seconds(autotune.gain_s or 0.0)} per step"
+    if not is_faster:
+        gain += ", a gain that is not certain"
+    return "; ".join((*parts, f"paid back after {format_number(autotune.break_even_steps, 3)} steps ({gain})"))
 
 
 def _before_colon(published: str) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
-from dlbench.report.charts.style import PART_COLOURS, WIDE
+from dlbench.report.chart_style import PART_COLOURS, WIDE
+from dlbench.report.charts import Axis, Chart, Rows, Series, Subject, figure_row, finish, stacked
 from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, figure_text
 from dlbench.stats.estimates import Estimate, mean_estimate

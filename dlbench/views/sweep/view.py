@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.document import Card, Level, Mark, Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import place_text, ranks_text, times_value
 from dlbench.stats.verdict_words import LADDER_STEP
 from dlbench.units import first_of, format_seconds
-from dlbench.views.model import Report
-from dlbench.views.sweep.charts import settings_charts
+from dlbench.views.model import Report, ReportSource, ReportView
+from dlbench.views.sweep.charts import overlap_charts, settings_charts
 from dlbench.views.sweep.choice import loss_text, strategy_words
 from dlbench.views.sweep.numbers import SettingLevel, Sweep, SweepCell, SweptAxis, sweeps
-from dlbench.views.sweep.overlap import overlap_charts
 from dlbench.views.sweep.settings import COSTS, SweptSetting, short_keys
 from dlbench.views.sweep.updates import update_charts, updates_sheet
-from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
 

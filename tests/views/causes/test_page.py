@@ -12,17 +12,17 @@ import pytest
 
 from dlbench.records.scan import scan
 from dlbench.report import wording
-from dlbench.report.charts.chart import Chart
+from dlbench.report.charts import Chart
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
 from dlbench.views import model
 from dlbench.views.causes.experiments import CAUSE_TITLES
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView
-from dlbench.views.diagnosis import diagnosis
+from dlbench.views.command_reports import diagnosis
+from dlbench.views.model import GroupView
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
-from dlbench.views.view import GroupView
 from tests.analysis.test_causes import simulate
 from tests.support.run_factory import Story, plans, write_run, write_scaling
 

@@ -1,10 +1,12 @@
-"""The result that `dlbench run` prints; the figures are those of the scaling report, made by fewer views."""
+"""The reports of other commands, made of some views of the scaling report: the diagnosis of all runs under a folder, in
+full, how many GPUs a training is worth, and the result that `dlbench run` prints.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -17,19 +19,127 @@ from dlbench.report.wording import basis_text, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.units import counted
 from dlbench.views.causes.view import CausesView
-from dlbench.views.model import Report, ReportGroup
+from dlbench.views.decomposition import DecompositionView
+from dlbench.views.energy import DetailedEnergy, DetailedEnergyView
+from dlbench.views.model import Report, ReportGroup, Views
 from dlbench.views.quality.numbers import GroupQuality, QualityPoint
 from dlbench.views.quality.view import QualityView
+from dlbench.views.runs import WithoutFiguresView
 from dlbench.views.scaling import loss_text
-from dlbench.views.scaling_report import assemble
+from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.stalls import StallsView
+from dlbench.views.stragglers import SlowNodesView, StragglersView
 from dlbench.views.sweep.numbers import Sweep
 from dlbench.views.sweep.view import SweepView, goal_lines
-from dlbench.views.view import Views
+from dlbench.views.telemetry import DetailedTelemetryView
+from dlbench.views.time_to_train import TimeToTrainView, TrainingQuestion
 
-VIEWS = Views(opening=(SweepView(),), group=(QualityView(), CausesView()))  # Views that the verdicts need.
-
+DIAGNOSIS_FORMAT = "dlbench.diagnosis"
+DIAGNOSIS_TITLE = "dlbench diagnosis"
+ESTIMATE_FORMAT = "dlbench.estimate"
+RESULT_VIEWS = Views(opening=(SweepView(),), group=(QualityView(), CausesView()))  # Views that the verdicts need.
 MAX_NAMED = 6  # Settings up to which their losses are said in words; with more there is the table alone.
 MAX_WARNINGS = 5
+
+
+def diagnosis_views() -> Views:
+    """Returns the views of a diagnosis."""
+    return Views(
+        group=(CausesView(), StragglersView(), DetailedTelemetryView(), DetailedEnergyView()),
+        closing=(SlowNodesView(), DecompositionView(), StallsView(), WithoutFiguresView()),
+    )
+
+
+def diagnosis(scan: Scan) -> tuple[Report, Document]:
+    """Returns the diagnosis as plain data, and ready for every format."""
+    views = diagnosis_views()
+    report = assemble(scan, views=views, with_digests=False, samples="all")
+    damaged = list(report.damaged)
+    for group in report.groups:
+        energy = group.of(DetailedEnergy)
+        if energy is not None:  # Samples of all runs are read here alone.
+            damaged += energy.damaged
+    report = dataclasses.replace(
+        report,
+        format=DIAGNOSIS_FORMAT,
+        title=DIAGNOSIS_TITLE,
+        methods=(),
+        damaged=tuple(dict.fromkeys(damaged)),
+        missing=views.missing_of_report(report),
+    )
+    document = document_of(report, views)
+    # Notes and captions of several groups, in order: they are printed once.
+    counts: Counter[str] = Counter()
+    for section in document.sections:
+        if section.is_group:
+            counts.update(dict.fromkeys(_small_print(section), 1))
+    repeated = tuple(text for text, count in counts.items() if count > 1)
+    sections = [_without_repeated(section, repeated) for section in document.sections]
+    if repeated:
+        common = Section(
+            id="all-groups", title="For all groups", level="appendix", notes=repeated, brief=(), in_contents=False
+        )
+        sections.append(common)
+    meta = document.meta
+    if not report.groups:
+        meta = (*meta, "No run has figures.")
+    return report, dataclasses.replace(document, meta=meta, sections=tuple(sections), command="dlbench diagnose RUNS")
+
+
+def _small_print(group: Section) -> Iterator[str]:
+    for section in group.sections:
+        yield from section.notes
+        yield from (sheet.caption for sheet in section.sheets if sheet.caption)
+
+
+def _without_repeated(group: Section, repeated: Sequence[str]) -> Section:
+    if not group.is_group:
+        return group
+    sections = []
+    findings: list[str] = []
+    for section in group.sections:
+        sheets = []
+        for sheet in section.sheets:
+            caption = "" if sheet.caption in repeated else sheet.caption
+            sheets.append(dataclasses.replace(sheet, caption=caption))
+        notes = tuple(text for text in section.notes if text not in repeated)
+        sections.append(dataclasses.replace(section, notes=notes, sheets=tuple(sheets)))
+        if section.id.startswith(CausesView.id):
+            findings += section.words
+    # The findings end with the next step.
+    next_step = "" if findings else group.next_step
+    return dataclasses.replace(
+        group, about=(), facts=(), brief=tuple(findings), next_step=next_step, sections=tuple(sections)
+    )
+
+
+def estimate_views(question: TrainingQuestion | None = None) -> Views:
+    """Returns the views of an estimate."""
+    return Views(group=(QualityView(), TimeToTrainView(question)))
+
+
+def estimate(scan: Scan, question: TrainingQuestion) -> tuple[Report, Document]:
+    """Returns how many GPUs (or ranks) the training of each group is worth, as data and as a document."""
+    views = estimate_views(question)
+    report = assemble(scan, views=views, with_digests=False, samples="none")
+    report = dataclasses.replace(report, format=ESTIMATE_FORMAT, title="dlbench estimate", methods=(), missing=())
+    sections = []
+    for group in report.groups:
+        section = views.group[-1].section(group)
+        if section is not None:
+            sections.append(_with_conditions(section, group))
+    return report, report.document(*sections, notices=report.notices, command="dlbench estimate RUNS")
+
+
+def _with_conditions(section: Section, group: ReportGroup) -> Section:
+    return dataclasses.replace(
+        section,
+        id=f"{section.id}-{group.id}",
+        title=f"{section.title} {group.label}",
+        about=(f"{group.title}, {group.condition('preset')} preset: {group.about}", *section.about),
+        sheets=tuple(dataclasses.replace(sheet, caption=group.caption) for sheet in section.sheets),
+        marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
+    )
 
 
 class ResultRow(NamedTuple):
@@ -54,7 +164,7 @@ class ResultRow(NamedTuple):
 
 def result_of(scan: Scan) -> tuple[Report, Document]:
     """Returns the result of a series as plain data, and ready to be printed."""
-    report = assemble(scan, views=VIEWS, with_digests=False, samples="none")
+    report = assemble(scan, views=RESULT_VIEWS, with_digests=False, samples="none")
     document = Document(title="Result", notices=report.notices, sections=(), data=report)
     if not report.groups:
         return report, document

@@ -1,7 +1,8 @@
-"""What a report says to do next: foreign load first, a missed target, and no rank count that the machine lacks."""
+"""Scaling: the best single rank beside the baseline, efficiency by leaf switches, and what a report says to do next."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from dlbench.report.document import Document
 from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.command_reports import result_of
 from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import more_ranks, next_step
+from dlbench.views.scaling import ScalingView
 from dlbench.views.scaling_report import assemble
-from dlbench.views.series_result import result_of
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.run_factory import (
     Story,
@@ -29,6 +31,77 @@ from tests.support.run_factory import (
     write_scaling,
     write_sweep,
 )
+
+
+def write_runs(out: Path, made: list[RunPlan], milliseconds: float) -> None:
+    for plan in made:
+        write_run(out, plan, constant([1, 0, milliseconds - 3, 1, 0, 1]))
+
+
+def notes(out: Path) -> list[str]:
+    return [group.baseline_note for group in assemble(scan(out)).groups if len(group.points) > 1]
+
+
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_a_faster_single_rank_is_named_with_the_speed_up_against_it(tmp_path: Path, scaling: str) -> None:
+    write_runs(tmp_path, plans(points=(1, 4), scaling=scaling, overrides={"train.batch_per_rank": 8}), 100)
+    cores = {"layout.cores_per_rank": 4, "train.batch_per_rank": 8}
+    write_runs(tmp_path, plans(points=(1,), series="s2", engine="single", overrides=cores), 50)
+    (note,) = notes(tmp_path)
+    assert note.startswith("Against the best single-rank run here (single, 4 cores; ")
+    # Four ranks have the batch of four at weak scaling, and that of one at strong.
+    assert f": {'2.00x' if scaling == 'weak' else '0.50x'} with 4 ranks (" in note
+    assert note.endswith("ranks of the baseline have 1 core.")
+
+
+def test_a_single_rank_that_trains_something_else_is_no_measure(tmp_path: Path) -> None:
+    write_runs(tmp_path, plans(points=(1, 2)), 100)
+    write_runs(tmp_path, plans(points=(1,), series="s2", overrides={"train.batch_per_rank": 16}), 10)
+    (note,) = notes(tmp_path)
+    assert note.startswith("Every rank had 1 core, also at the baseline, ")
+
+
+def test_nodes_of_equally_many_ranks_hold_nothing_back(tmp_path: Path) -> None:
+    made = plans(system="box", points=(2, 4), ranks_per_node=2)
+    write_runs(tmp_path, made, 100)
+    assert notes(tmp_path) == [""]
+
+
+def write_on_switches(out: Path, switches_of: Callable[[RunPlan], int]) -> None:
+    """Writes runs on 1 and 4 nodes, whose steps take 1.25 times as long on two leaf switches."""
+    request = {"system": "box", "points_are": "nodes", "ranks_per_node": 1, "launcher": "mpirun"}
+    for plan in plans(**request, points=(1, 4)):
+        number = switches_of(plan)
+
+        def of_rank(rank: int, number: int = number) -> dict[str, str]:
+            return {"switch": f"root.leaf{rank % number}"} if number else {}
+
+        step_ms = (125 if number > 1 else 100) * (1 + 0.001 * plan.series.repeat)
+        write_run(out, plan, constant([0, 0, 0, step_ms, 0, 0]), Story(of_rank=of_rank))
+
+
+def test_runs_of_one_count_are_told_apart_by_leaf_switches(tmp_path: Path) -> None:
+    write_on_switches(tmp_path, lambda plan: 2 if plan.layout.nodes == 4 and plan.series.repeat % 2 else 1)
+    (group,) = assemble(scan(tmp_path)).groups
+    points, by_switches = ScalingView().section(group).sheets
+    (column,) = (column for column in points.columns if column.title == "Leaf switches")
+    assert [column.cell(row).text for row in points.rows] == ["1", "1 or 2"]
+    found = [(row.ranks, row.leaf_switches, row.throughput.n, row.efficiency.value) for row in by_switches.rows]
+    assert found == [(4, (1,), 3, pytest.approx(1.0, rel=0.01)), (4, (2,), 2, pytest.approx(0.8, rel=0.01))]
+    (doubt,) = [doubt for doubt in group.doubts if doubt.code == "leaf-switches"]
+    assert doubt.severity == "serious"
+    assert "1 at 1 rank; 1 or 2 at 4 ranks" in doubt.text
+    assert "--switches=1" in doubt.text
+
+
+@pytest.mark.parametrize(("on_four", "severity"), [(2, "note"), (1, None), (0, None)])
+def test_points_that_differ_have_a_note(tmp_path: Path, on_four: int, severity: str | None) -> None:
+    write_on_switches(tmp_path, lambda plan: on_four if plan.layout.nodes == 4 else 1)
+    (group,) = assemble(scan(tmp_path)).groups
+    (points,) = ScalingView().section(group).sheets
+    assert ("Leaf switches" in [column.title for column in points.columns]) == (severity is not None)
+    assert [doubt.severity for doubt in group.doubts if doubt.code == "leaf-switches"] == [severity] * bool(severity)
+
 
 LOAD = Doubt(
     code="foreign-load",

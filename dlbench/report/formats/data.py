@@ -1,28 +1,68 @@
-"""A report as JSON: its dataclasses, null for a number that is not finite; and the JSON schema of the same dataclasses.
-pydantic cannot make that schema: it knows neither inline nor hidden fields, nor that a number may be null.
+"""A report for programs: as CSV every sheet with columns for programs, by its name, raw numbers, units in the names; as
+JSON its dataclasses, null for a number that is not finite; and the JSON schema of the same dataclasses. pydantic cannot
+make that schema: it knows neither inline nor hidden fields, nor that a number may be null.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel
 
+from dlbench.errors import UserError, nearest
 from dlbench.report.document import Document
-from dlbench.report.wording import clean
+from dlbench.report.table import Datum
+from dlbench.report.wording import clean, harmless
 
 INLINE = "inline"  # Key of the metadata of a field whose items are printed as fields of its owner.
 HIDDEN = "json"  # Key of the metadata of a field: False leaves it out.
-
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN = {str: "string", int: "integer", bool: "boolean", type(None): "null"}
 Inline = Mapping[type, Mapping[str, Any]]  # Keys and types of inline items, by dataclass.
+
+
+def to_csv(document: Document, table: str) -> str:
+    """Returns a table as CSV (RFC 4180, but with plain newlines), text that a spreadsheet would take for a formula
+    quoted. Raises `UserError`: there is no such table.
+    """
+    tables = document.tables()
+    if table not in tables:
+        hint = f"{nearest(table, tables)} (--table ? lists them all)"
+        raise UserError(f"--table {table}: no such table in this report; {hint}")
+    return write_table(tables[table].columns, tables[table].records())
+
+
+def write_table(header: Sequence[str], rows: Iterable[Mapping[str, Datum]], max_characters: float = math.inf) -> str:
+    """Returns rows by column name as CSV, missing values empty; ends after the row that passes `max_characters`."""
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in header])
+        if sink.tell() > max_characters:
+            break
+    return sink.getvalue()
+
+
+def _cell(value: Datum) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        text = harmless(value)
+        if text.startswith(("=", "+", "-", "@")):
+            return f"'{text}"
+        return text
+    if isinstance(value, float) and not math.isfinite(value):
+        return ""
+    return str(value)
 
 
 def to_json(document: Document) -> str:
@@ -55,9 +95,7 @@ def as_plain(value: Any) -> Any:
         return [as_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, str):
-        return clean(value)
-    return value
+    return clean(value) if isinstance(value, str) else value
 
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Charts: Vega-Lite specifications and their static SVG."""
