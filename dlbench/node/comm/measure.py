@@ -10,8 +10,8 @@ import torch
 
 from dlbench.errors import RunError
 from dlbench.node.comm.contestants import Contestant, HostSampleClock, Sample, Vectors
-from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
+from dlbench.node.comm.transport import Control, Deadline
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, Timed, enough_operations, over_ranks
 from dlbench.records.comm import CommPoint

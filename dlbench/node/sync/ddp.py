@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, WholeState, settings_of
 from dlbench.node.sync.groups import TorchGroup
+from dlbench.node.sync.run_store import TorchRanks
 from dlbench.node.sync.timing import (
     BackwardWatch,
     MessageInFlight,
@@ -31,7 +32,6 @@ from dlbench.node.sync.timing import (
     spans,
     tree_bytes,
 )
-from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.node.sync.wire import OverflowCount
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder

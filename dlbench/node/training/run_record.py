@@ -23,7 +23,7 @@ from dlbench.node.devices import rank_gpu
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.nccl_log import joined_transport
 from dlbench.node.out_of_core.device_memory import peak_bytes
-from dlbench.node.step_schedule import Pacing
+from dlbench.node.part import Pacing
 from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.checks import (

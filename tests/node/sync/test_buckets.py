@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from dlbench.errors import RunError
 from dlbench.node.sync.groups import GroupRanks, RankGroup, RankGroups
 from dlbench.node.sync.own import buckets
-from dlbench.node.sync.own.buckets import ExchangeThread
-from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
+from dlbench.node.sync.own.buckets import ExchangeMoments, ExchangeThread, StepMoments, gradient_times
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.schedules import Layout, level_chunks

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.errors import UserError
+from dlbench.node.part import StepSchedule
 from dlbench.node.ranks import RankPlace
-from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine
 from dlbench.node.sync.groups import Communicators
 from dlbench.node.sync.local_sgd import LocalSgd

@@ -21,8 +21,8 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
 from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, GATHER, REDUCE, SCATTER, CommWatch, of_gradients
+from dlbench.node.sync.run_store import TorchRanks
 from dlbench.node.sync.timing import layout, mean_over_ranks, messages_of, ring_bytes
-from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import CollectiveWaits, RankGpu, Setting
