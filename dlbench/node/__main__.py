@@ -35,7 +35,7 @@ from dlbench.units import utc_now  # noqa: E402
 if TYPE_CHECKING:
     import torch
 
-    from dlbench.node.nccl_log import NcclLog
+    from dlbench.node.devices import NcclLog
     from dlbench.records.comm import CommRecord
     from dlbench.records.record import Record
 
@@ -177,7 +177,7 @@ def _nccl_log(device: torch.device, place: RankPlace, closing: ExitStack) -> Ncc
     """Starts NCCL's log, which `closing` deletes, after printing that of a failed rank; None if NCCL is not used."""
     if device.type != "cuda" or place.size == 1:
         return None
-    from dlbench.node.nccl_log import NcclLog
+    from dlbench.node.devices import NcclLog
 
     log = NcclLog()
     closing.push(lambda kind, _error, _trace: log.close(failed=kind is not None))

@@ -26,8 +26,7 @@ from dlbench.node.comm.contestants import (
     Vectors,
 )
 from dlbench.node.comm.inputs import DTYPES
-from dlbench.node.comm.measure import CollectiveTimer
-from dlbench.node.comm.pairs import PairTimer
+from dlbench.node.comm.measure import CollectiveTimer, PairTimer
 from dlbench.node.comm.transport import (
     Control,
     Deadline,
@@ -39,13 +38,11 @@ from dlbench.node.comm.transport import (
     stop_mpi,
 )
 from dlbench.node.cores import CoreBinding, RankCores, check_sharing
-from dlbench.node.devices import rank_gpu, require_own_gpu
+from dlbench.node.devices import NcclLog, joined_transport, rank_gpu, require_own_gpu, torch_facts
 from dlbench.node.failures import passed_on
 from dlbench.node.garbage import HeldGarbage
-from dlbench.node.nccl_log import NcclLog, joined_transport
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import CudaClock
-from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
 from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import RunError
-from dlbench.node.background import BackgroundWorker
-from dlbench.node.failures import passed_on
+from dlbench.node.failures import BackgroundWorker, passed_on
 from dlbench.node.sync.timing import Clock
 from dlbench.units import counted
 
