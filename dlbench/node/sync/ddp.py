@@ -136,7 +136,7 @@ class DdpEngine(TorchRanks):
             return
         self._watch.close()
         if self._sharded is not None:
-            self._sharded.restart()
+            self._sharded.times.restart()
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
         super().step(update)
@@ -165,7 +165,7 @@ class DdpEngine(TorchRanks):
         super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=values))
         self._sharded.adopt()
 
-    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
+    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> Sequence[list[torch.Tensor]]:
         return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -19,7 +18,7 @@ from torch.optim import Optimizer
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Batch, WholeState, settings_of
 from dlbench.node.sync.run_store import TorchRanks
-from dlbench.node.sync.timing import Clock, clock_for, ring_bytes
+from dlbench.node.sync.timing import Clock, IntervalSums, clock_for, ring_bytes
 from dlbench.perfmodels.stages import cut
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
@@ -28,6 +27,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 
 Forward = Callable[[nn.Module, Batch], Tensor]
+_BUSY = "busy"  # Name of the intervals in which a stage computes.
 _TIMED_PASSES = 3  # Passes over which a unit's time is a median, after one that is not timed.
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -95,47 +95,27 @@ class TimedStage(PipelineStage):
         self.beat: Callable[[str], None] = lambda _progress: None
         self.order = ""  # Passes of the last step in their order, F and B.
         self.sends: list[tuple[int, int]] = []  # Receiving stage and bytes of each message of the last step.
-        self.busy_s = self.passes_s = 0.0
-        self.waits_s: defaultdict[str, float] = defaultdict(float)  # Seconds in which it did not compute, by pass.
-        self._moments: list[tuple[str, Any]] = []  # Of a step: begin, begin and end of each pass, end; and the pass.
-        self._pending: deque[list[tuple[str, Any]]] = deque()
+        self.times = IntervalSums(clock)  # Of steps: waits for a pass by its name, and busy.
+        self._names: list[str] = []  # Of the intervals of a step.
+        self._moments: list[Any] = []  # Of a step: begin, begin and end of each pass, end.
 
     def begin_passes(self, microbatches: list[Batch]) -> None:
         self._microbatches, self.order = microbatches, ""
         self.sends.clear()
-        self._moments = [("", self._clock.mark())]
+        self._names, self._moments = [], [self._clock.mark()]
 
     def end_passes(self) -> None:
         """Notes that the passes of all stages have ended."""
-        self._pending.append([*self._moments, ("backward", self._clock.mark())])
+        end = self._clock.mark()
         self.marks["backward"]()
-        self.settle()
-
-    def restart(self) -> None:
-        """Resets all times; called between steps that the device has completed."""
-        self._clock.settle()
-        self.settle()
-        self.busy_s = self.passes_s = 0.0
-        self.waits_s.clear()
-
-    def settle(self) -> None:
-        """Adds up the steps whose times are known."""
-        while self._pending and self._clock.has_passed(self._pending[0][-1][1]):
-            names, moments = zip(*self._pending.popleft(), strict=True)
-            for number in range(1, len(moments)):
-                interval_s = self._clock.between(moments[number - 1], moments[number])
-                self.passes_s += interval_s
-                if number % 2:
-                    self.waits_s[names[number]] += interval_s
-                else:
-                    self.busy_s += interval_s
-            self._clock.give_back(moments)
+        self.times.add([*self._names, "backward"], [*self._moments, end])
 
     def _timed(self, name: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.beat(f"pass {len(self.order)} of its stage")
-        self._moments.append((name, self._clock.mark()))
+        self._names += [name, _BUSY]
+        self._moments.append(self._clock.mark())
         output = run(*args, **kwargs)
-        self._moments.append((name, self._clock.mark()))
+        self._moments.append(self._clock.mark())
         self.marks[name]()
         self.order += name[0].upper()
         return output
@@ -302,9 +282,6 @@ class PipelineEngine(TorchRanks):
     def evaluating(self) -> AbstractContextManager[None]:
         return self.holding_whole()
 
-    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
-        return self._planned
-
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         """Collects the stages of the first replica on rank 0, in the host's memory."""
         local, tensors = super().whole_state(model, optimizer), dict[str, torch.Tensor]()
@@ -344,16 +321,18 @@ class PipelineEngine(TorchRanks):
 
     def watch(self, on: bool) -> None:
         if not on:
-            self._stage.restart()
+            self._stage.times.restart()
 
     def waits(self) -> CollectiveWaits | None:
-        self._stage.settle()
-        return CollectiveWaits(stages_s=dict(self._stage.waits_s), evidence="each pass of a stage, timed in every step")
+        self._stage.times.settle()
+        stages_s = {name: seconds for name, seconds in self._stage.times.seconds.items() if name != _BUSY}
+        return CollectiveWaits(stages_s=stages_s, evidence="each pass of a stage, timed in every step")
 
     def stage(self) -> StageTimes:
-        self._stage.settle()
+        self._stage.times.settle()
+        seconds = self._stage.times.seconds
         num_held = sum(parameter.numel() for parameter in self._held)
-        busy_s, passes_s = self._stage.busy_s, self._stage.passes_s
+        busy_s, passes_s = seconds[_BUSY], sum(seconds.values())
         return StageTimes(number=self._number, num_parameters=num_held, busy_s=busy_s, passes_s=passes_s)
 
     def exchange_result(self) -> ExchangeResult | None:

@@ -27,7 +27,7 @@ from dlbench.records.scan import Run
 from dlbench.specs.engine import ENGINES, EmulatedSettings, EngineKind
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
-from tests.support.forked_runs import run_forked
+from tests.support.forked_runs import mean_losses, run_forked
 from tests.support.one_rank import trained as trained_run
 from tests.support.run_factory import plans
 
@@ -176,8 +176,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def test_bsp_has_the_losses_of_real_ranks(runs: list[Run]) -> None:
     real, bsp, asp = runs
-    losses = np.mean([read_steps(real.folder.steps(rank)).steps["loss"] for rank in range(2)], axis=0)
-    assert np.allclose(read_steps(bsp.folder.steps(0)).steps["loss"], losses, rtol=1e-5)
+    losses = mean_losses(real)
+    assert np.allclose(mean_losses(bsp), losses, rtol=1e-5)
     for run in (bsp, asp):
         assert run.record is not None
         assert run.record.emulation is not None
