@@ -1,4 +1,4 @@
-"""Choices of kernels change no result: channels-last weights, attention without mask or padding, optimizers' updates."""
+"""Kernels change no result: channels-last weights, attention with no mask or padding, optimizers' updates."""
 
 from __future__ import annotations
 

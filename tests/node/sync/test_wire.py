@@ -52,9 +52,6 @@ class ThreadGroup:
             total += other
         vector.copy_(total)
 
-    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
-        raise NotImplementedError
-
     def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         self.calls.append("gather_all")
         return self._all(tensor)
@@ -62,18 +59,6 @@ class ThreadGroup:
     def all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
         self.calls.append("all_to_all")
         return torch.stack([others[self.index] for others in self._all(rows)])
-
-    def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-    def all_gather(self, share: torch.Tensor, vector: torch.Tensor) -> None:
-        raise NotImplementedError
-
-    def reduce(self, vector: torch.Tensor, root: int) -> None:
-        raise NotImplementedError
-
-    def broadcast(self, vector: torch.Tensor, root: int) -> None:
-        raise NotImplementedError
 
 
 def on_ranks(num_ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
