@@ -15,7 +15,6 @@ from itertools import chain
 import psutil
 
 from benchmarks import (
-    asynchronous,
     checkpoint,
     collectives,
     congestion,
@@ -28,13 +27,12 @@ from benchmarks import (
     ladder,
     memory,
     memory_plan,
-    pipeline,
     projection,
     reader_rate,
     reading,
+    shared_work,
     shuffling,
     slurm,
-    spatial,
     spine,
     staging,
     strategies,
@@ -115,9 +113,9 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "strategies.update": strategies.sharded_update,
     "strategies.local-sgd": strategies.local_sgd,
     "strategies.memory": strategies.sharded_memory,
-    "strategies.spatial": spatial.figures,
-    "strategies.pipeline": pipeline.figures,
-    "strategies.asynchronous": asynchronous.figures,
+    "strategies.spatial": shared_work.spatial,
+    "strategies.pipeline": shared_work.pipeline,
+    "strategies.asynchronous": shared_work.asynchronous,
     **FIELD,
 }
 """Of areas; measured only when named."""

@@ -12,16 +12,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import asynchronous, pipeline, spatial
+from benchmarks import shared_work
 from benchmarks.figures import Figure
 from benchmarks.shaped_cluster import all_ended, lacking, shaped_cluster, submit, wait_for
 from dlbench.analysis.table import tabulate
 from dlbench.projection.strategies.layers import as_counted, counted
-from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.units import format_bytes
 from dlbench.views.sweep.numbers import sweeps
-from tests.support.forked_runs import run_forked
+from tests.support.forked_runs import mean_losses, run_forked
 
 ALIKE = ("bert", "--preset", "ci", "--ranks", "2")
 SHORT = ("--set", "measure.warmup_steps=3")
@@ -84,11 +83,11 @@ def figures() -> Iterator[Figure]:
     """All figures of the area."""
     yield from equal_work()
     yield from counted_bytes()
-    yield from spatial.figures()
+    yield from shared_work.spatial()
     yield from sharded_update()
     yield from local_sgd()
-    yield from pipeline.figures()
-    yield from asynchronous.figures()
+    yield from shared_work.pipeline()
+    yield from shared_work.asynchronous()
 
 
 def _trained(name: str, out: Path, steps: int, *more: str) -> Run:
@@ -105,14 +104,10 @@ def equal_work() -> Iterator[Figure]:
     words = ("--set", "train.gradient_accumulation=2", "--set", f"checkpoint.every_steps={total}")
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: _trained(name, Path(folder) / "runs", EQUAL_STEPS, *words) for name in SAME_MATHEMATICS}
-        losses = {}
-        for name, run in runs.items():
-            # Neighbouring ranks of a replica have the replica's loss each.
-            by_rank = [read_steps(run.folder.steps(rank)).steps["loss"] for rank in range(2)]
-            losses[name] = sum(by_rank) / 2
+        losses = {name: mean_losses(run) for name, run in runs.items()}
         ends = {name: load_file(run.folder.checkpoint(total)) for name, run in runs.items()}
     for name in list(SAME_MATHEMATICS)[1:]:
-        apart = float(max(abs(losses[name] / losses["ddp"] - 1)))
+        apart = max(abs(loss / other - 1) for loss, other in zip(losses[name], losses["ddp"], strict=True))
         tensors = [key for key in ends["ddp"] if key.startswith("model/") and ends["ddp"][key].is_floating_point()]
         moved = max(float((ends[name][key] - ends["ddp"][key]).abs().max()) for key in tensors)
         yield Figure(

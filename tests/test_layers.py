@@ -60,12 +60,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.models": NODE_FLOOR | {"node.part"},
     "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR
-    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"}
+    | {"node.models", "node.ranks", "node.rendezvous", "node.page_locked", "node.cores", "node.failures"}
     | {"node.part"},
-    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.background", "node.devices"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.devices"},
     "node.out_of_core": NODE_FLOOR
-    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background", "node.sync", "node.part"}
-    | {"node.step_schedule"},
+    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.failures", "node.sync", "node.part"},
     "node.training": NODE_FLOOR
     | {
         "node.models",
@@ -74,42 +73,30 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.sync",
         "node.devices",
         "node.failures",
-        "node.background",
-        "node.torch_facts",
         "node.garbage",
-        "node.local_sockets",
         "node.watching",
         "node.ranks",
         "node.cores",
         "node.rendezvous",
         "node.page_locked",
-        "node.nccl_log",
         "node.part",
-        "node.step_schedule",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.sync"},
     "node.comm": NODE_FLOOR
-    | {"node.sync", "node.torch_facts", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
-    | {"node.watching", "node.devices", "node.nccl_log"},
+    | {"node.sync", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
+    | {"node.watching", "node.devices"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
-    "node.step_schedule": NODE_FLOOR,
-    "node.part": NODE_FLOOR | {"node.step_schedule"},
-    "node.nccl_log": NODE_FLOOR,
-    "node.local_sockets": {"errors"},
+    "node.part": NODE_FLOOR,
     "node.page_locked": NODE_FLOOR | {"node.ranks"},
-    "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
-    "node.background": set(),
     "node.cores": NODE_FLOOR | {"node.ranks"},  # masks of a node's ranks, before anything starts
     "node.failures": NODE_FLOOR | {"node.ranks"},
-    "node.rank_checks": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
-    "node.site_check": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.rank_checks", "node.rendezvous", "node.watching", "node.devices"},
+    "node.site_check": NODE_FLOOR | {"node.ranks", "node.cores", "node.rendezvous", "node.watching", "node.devices"},
     "node.__main__": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.failures", "node.rank_checks"}
-    | {"node.sync", "node.watching", "node.training", "node.comm", "node.devices", "node.nccl_log"},
+    | {"node.ranks", "node.cores", "node.failures"}
+    | {"node.sync", "node.watching", "node.training", "node.comm", "node.devices"},
     "node.out_of_core_profile": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.models", "node.out_of_core", "node.training", "node.devices"},
     "__main__": {"cli"},

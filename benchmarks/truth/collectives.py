@@ -97,9 +97,8 @@ def rank(folder: Path) -> None:
     import torch
 
     from dlbench.node.comm.contestants import MpiReference, TorchReference
-    from dlbench.node.comm.control import Control, Deadline
     from dlbench.node.comm.measure import CollectiveTimer
-    from dlbench.node.comm.transport import start_mpi, stop_mpi
+    from dlbench.node.comm.transport import Control, Deadline, start_mpi, stop_mpi
     from dlbench.node.garbage import HeldGarbage
     from dlbench.node.ranks import detect
     from dlbench.records.folder import RunFolder

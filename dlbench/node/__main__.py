@@ -20,8 +20,7 @@ from pydantic import ValidationError  # noqa: E402
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
 from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
 from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
-from dlbench.node.rank_checks import require_machine, require_version  # noqa: E402
-from dlbench.node.ranks import RankPlace, detect  # noqa: E402
+from dlbench.node.ranks import RankPlace, detect, require_machine, require_version  # noqa: E402
 from dlbench.node.training.progress import ProgressReporter, Watchdog  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
 from dlbench.opening import read_json, why_unreadable  # noqa: E402
@@ -35,7 +34,7 @@ from dlbench.units import utc_now  # noqa: E402
 if TYPE_CHECKING:
     import torch
 
-    from dlbench.node.nccl_log import NcclLog
+    from dlbench.node.devices import NcclLog
     from dlbench.records.comm import CommRecord
     from dlbench.records.record import Record
 
@@ -177,7 +176,7 @@ def _nccl_log(device: torch.device, place: RankPlace, closing: ExitStack) -> Ncc
     """Starts NCCL's log, which `closing` deletes, after printing that of a failed rank; None if NCCL is not used."""
     if device.type != "cuda" or place.size == 1:
         return None
-    from dlbench.node.nccl_log import NcclLog
+    from dlbench.node.devices import NcclLog
 
     log = NcclLog()
     closing.push(lambda kind, _error, _trace: log.close(failed=kind is not None))

@@ -1,13 +1,17 @@
 """Rendezvous of ranks without MPI: rank 0 writes the address at which it listens to the run's folder. A token per start
 keeps a requeued run from reading its predecessor's address. torch's FileStore is not used: it needs file locks between
-nodes, which Lustre and BeeGFS may not have.
+nodes, which Lustre and BeeGFS may not have. Ranks of one node also meet at abstract Unix sockets, which leave no file
+behind, however ranks end.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 import re
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -139,3 +143,14 @@ def _routed_address() -> str:
         if outer and not _INNER.match(name):
             return outer[0]
     raise RunError("this node has only addresses of loopback and local bridges: set launch.interface")
+
+
+def socket_address(name: str) -> bytes:
+    """Returns the address of an abstract Unix socket for a name of any length."""
+    return b"\0dlbench-" + hashlib.sha256(name.encode()).hexdigest()[:40].encode()
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Tells whether the other end belongs to this user; abstract sockets have no permissions."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", credentials)[1]) == os.geteuid()

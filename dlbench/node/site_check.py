@@ -21,8 +21,7 @@ from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.machine.gpus import gpus_of_node
 from dlbench.machine.storage import file_system_of
 from dlbench.node.cores import CoreBinding, bind
-from dlbench.node.rank_checks import require_machine
-from dlbench.node.ranks import RankPlace, detect
+from dlbench.node.ranks import RankPlace, detect, require_machine
 from dlbench.opening import read_bytes, read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON

@@ -71,7 +71,7 @@ ENGINES = {
         on_ranks="dlbench.node.sync.fsdp.engine:FsdpEngine",
         contiguous_only=True,  # _fsdp_param.py of torch 2.13, `_init_sharded_param`
     ),
-    "pipeline": EngineKind(title="PyTorch pipeline", on_ranks="dlbench.node.sync.pipeline.engine:PipelineEngine"),
+    "pipeline": EngineKind(title="PyTorch pipeline", on_ranks="dlbench.node.sync.pipeline:PipelineEngine"),
     "emulated": EngineKind(
         title="asynchronous training, emulated",
         on_ranks="dlbench.node.sync.emulated:EmulatedEngine",

@@ -361,7 +361,7 @@ def _environment() -> dict[str, str]:
     import torch
 
     from dlbench.machine.environment import capture
-    from dlbench.node.torch_facts import torch_facts
+    from dlbench.node.devices import torch_facts
 
     problems: list[str] = []
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

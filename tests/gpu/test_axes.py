@@ -13,10 +13,10 @@ from torch.nn import functional
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
+from dlbench.node.devices import lacking_tf32, set_tf32, tf32_products
 from dlbench.node.models import bert
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer, update_evidence
-from dlbench.node.torch_facts import lacking_tf32, set_tf32, tf32_products
 from dlbench.node.training.precision import Kernels, Precision
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec, TrainSpec

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from dlbench.machine.gpus import BY_BUS, ORDER, gpu_trouble, gpus_of_node
-from dlbench.node.devices import rank_gpu
-from dlbench.node.nccl_log import parsed
+from dlbench.node.devices import parsed, rank_gpu
 from dlbench.node.out_of_core.device_memory import fits_in_memory, largest_batch
 
 pytestmark = pytest.mark.gpu
@@ -55,7 +54,7 @@ def test_where_a_gpu_is_the_kernel_knows() -> None:
 
 NCCL = """
 import os, tempfile, torch, torch.distributed as dist
-from dlbench.node.nccl_log import NcclLog
+from dlbench.node.devices import NcclLog
 log = NcclLog()
 store = dist.TCPStore("127.0.0.1", 0, 1, True)
 device = torch.device("cuda", 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.node.step_schedule import HELD_STEPS
+from dlbench.node.part import HELD_STEPS
 from dlbench.perfmodels.data_sheets import sheet_of, why_no_sheet
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan

@@ -11,7 +11,7 @@ import torch
 from dlbench.machine import environment
 from dlbench.machine.arithmetic import lacking_arithmetic, native_precisions
 from dlbench.machine.cuda_parts import Nccl, Nvcc, find_cuda_parts
-from dlbench.node.torch_facts import torch_facts
+from dlbench.node.devices import torch_facts
 
 
 def recorded(variables: dict[str, str], *withheld: str) -> set[str]:

@@ -15,10 +15,18 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.machine.gpus import Gpu
-from dlbench.node import nccl_log
-from dlbench.node.devices import device_for, rank_gpu, require_distinct, require_own_gpu
+from dlbench.node import devices
+from dlbench.node.devices import (
+    SUBSYSTEMS,
+    NcclLog,
+    device_for,
+    joined_transport,
+    parsed,
+    rank_gpu,
+    require_distinct,
+    require_own_gpu,
+)
 from dlbench.node.failures import failure_of
-from dlbench.node.nccl_log import SUBSYSTEMS, NcclLog, joined_transport, parsed
 from dlbench.node.ranks import RankPlace
 from dlbench.records.record import RankGpu
 from dlbench.specs.expand import expand
@@ -277,7 +285,7 @@ def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:
 
 
 def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_log, "fabric_adapters", lambda: {"mlx5_0": "InfiniBand"})
+    monkeypatch.setattr(devices, "fabric_adapters", lambda: {"mlx5_0": "InfiniBand"})
     variables = {"NCCL_DEBUG_SUBSYS": "COLL"}
     log = NcclLog(variables)
     file = Path(variables["NCCL_DEBUG_FILE"])

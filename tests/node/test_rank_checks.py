@@ -19,16 +19,15 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.preflight.check import plan_of as preflight_plan
 from dlbench.machine import environment
 from dlbench.machine.storage import file_system_of
-from dlbench.node import rank_checks
+from dlbench.node import devices as facts_module
+from dlbench.node import ranks
 from dlbench.node import site_check as libraries_of
-from dlbench.node import torch_facts as facts_module
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.devices import torch_facts
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock
-from dlbench.node.rank_checks import loader_bytes, needs_host_name, require_machine, require_shared_memory
-from dlbench.node.ranks import RankPlace
+from dlbench.node.ranks import RankPlace, loader_bytes, needs_host_name, require_machine, require_shared_memory
 from dlbench.node.site_check import libraries, scratch
-from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.precision import Precision
 from dlbench.specs.choices import choose_system
 from dlbench.specs.expand import expand
@@ -53,7 +52,7 @@ def test_the_bytes_of_a_sample_are_those_of_its_tensors(workload: str) -> None:
     work = plan_of(workload, data="synthetic").workload
     batch = synthetic_batch(work.model, work.data, 3, torch.Generator())
     assert sum(tensor.nbytes for tensor in batch.values()) == 3 * work.model.sample_bytes(work.data)
-    assert len(batch) <= rank_checks._MAX_TENSORS
+    assert len(batch) <= ranks._MAX_TENSORS
 
 
 def room(free: int, size: int) -> Callable[[Path], os.statvfs_result]:
@@ -66,9 +65,9 @@ def test_loaders_need_shared_memory_for_what_they_read_ahead(monkeypatch: pytest
     needed = loader_bytes(plan)
     # Of each process two that it reads ahead and one in use; and one on its way to a GPU.
     assert 7 * batch <= needed <= 7 * batch + 7 * 7 * 4096
-    monkeypatch.setattr(rank_checks.os, "statvfs", room(2 * needed + 4096, 4 * needed))
+    monkeypatch.setattr(ranks.os, "statvfs", room(2 * needed + 4096, 4 * needed))
     require_shared_memory(plan, PLACE)
-    monkeypatch.setattr(rank_checks.os, "statvfs", room(2 * needed - 4096, 4 * needed))
+    monkeypatch.setattr(ranks.os, "statvfs", room(2 * needed - 4096, 4 * needed))
     with pytest.raises(EnvironmentLacksError) as caught:
         require_shared_memory(plan, PLACE)
     assert str(caught.value).startswith("/dev/shm: ")

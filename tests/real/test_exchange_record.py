@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.node.step_schedule import WATCHED_STEPS
+from dlbench.node.part import WATCHED_STEPS
 from dlbench.node.training import checks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting

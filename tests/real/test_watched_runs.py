@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.node.step_schedule import plan_schedule
+from dlbench.node.part import plan_schedule
 from dlbench.node.training.checks import watch_warnings, with_layers_noted
 from dlbench.node.training.run import Rank
 from dlbench.node.watching.spans import ANCHOR

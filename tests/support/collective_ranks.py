@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from dlbench.errors import DlbenchError, ExitCode
-from dlbench.node.comm import execution, lineup, transport
+from dlbench.node.comm import execution, transport
+from dlbench.node.comm import run as comm_run
 from dlbench.node.comm.contestants import Reference
-from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.execution import Execution
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
 from dlbench.node.comm.run import measure
-from dlbench.node.comm.transport import GlooTransport, MpiTransport, Transport, start_mpi
+from dlbench.node.comm.transport import Control, Deadline, GlooTransport, MpiTransport, Transport, start_mpi
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.perfmodels.algorithms import schedule
@@ -145,9 +145,9 @@ class Rank:
         calls = 0
         original = Reference.run
         if self.options["call"] == 0:
-            lineup.stop_mpi = transport.stop_mpi
+            comm_run.stop_mpi = transport.stop_mpi
             if self.place.rank == self.options["rank"]:
-                lineup.stop_mpi = lambda mpi: os.kill(os.getpid(), signal.SIGSTOP)
+                comm_run.stop_mpi = lambda mpi: os.kill(os.getpid(), signal.SIGSTOP)
 
         def run(reference: Reference, times: int) -> None:
             nonlocal calls
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
     tasks = json.loads((folder / "tasks.json").read_text(encoding="utf-8"))
     # MPI cannot begin again once it has ended.
-    end_mpi, lineup.stop_mpi = lineup.stop_mpi, kept_mpi.append
+    end_mpi, comm_run.stop_mpi = comm_run.stop_mpi, kept_mpi.append
     try:
         for name, task, options in tasks:
             getattr(Rank(folder / name, options), task)()

@@ -10,12 +10,14 @@ import secrets
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from dlbench.cli import options
 from dlbench.cli.run import run as command
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.records.folder import create, prepare_output
+from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_counts
@@ -45,6 +47,12 @@ def run_forked(*words: str | Path) -> list[Run]:
     wanted = [plan.run_id for plan in plans]
     found = {run.plan.run_id: run for run in scan(root).runs}
     return [found[name] for name in wanted]
+
+
+def mean_losses(run: Run) -> list[float]:
+    """Of each step, the mean over ranks; those of a replica have the replica's loss each."""
+    by_rank = [read_steps(run.folder.steps(rank)).steps["loss"].tolist() for rank in range(run.plan.layout.ranks)]
+    return [fmean(losses) for losses in zip(*by_rank, strict=True)]
 
 
 def rank(arguments: Sequence[str]) -> int:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.reader import ArraySpecs, Fetched
 from dlbench.node.page_locked import page_lock, page_unlock
-from dlbench.node.rank_checks import SHARED_MEMORY
+from dlbench.node.ranks import SHARED_MEMORY
 from dlbench.units import format_bytes
 
 _REMEDY = f"{SHARED_MEMORY} may be full: make it larger (containers: --shm-size), or lower data.loader_workers"

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from dlbench.datasets.file_index import packed, unpacked
 from dlbench.errors import PeerLostError, RunError
-from dlbench.node.local_sockets import is_own_user, socket_address
+from dlbench.node.rendezvous import is_own_user, socket_address
 from dlbench.units import format_seconds
 
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.out_of_core.device_memory import PeakMeter, peak_bytes, peaks_on
-from dlbench.node.part import TrainingPart
-from dlbench.node.step_schedule import StepSchedule
+from dlbench.node.part import StepSchedule, TrainingPart
 from dlbench.records.record import HeldMemory
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlbench.node.background import BackgroundWorker
+from dlbench.node.failures import BackgroundWorker
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.page_locked import PIECE_BYTES, locked_memory
 from dlbench.node.part import TrainingPart

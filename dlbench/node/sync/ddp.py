@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, WholeState, settings_of
 from dlbench.node.sync.groups import TorchGroup
+from dlbench.node.sync.run_store import TorchRanks
 from dlbench.node.sync.timing import (
     BackwardWatch,
     MessageInFlight,
@@ -31,7 +32,6 @@ from dlbench.node.sync.timing import (
     spans,
     tree_bytes,
 )
-from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.node.sync.wire import OverflowCount
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
@@ -136,7 +136,7 @@ class DdpEngine(TorchRanks):
             return
         self._watch.close()
         if self._sharded is not None:
-            self._sharded.restart()
+            self._sharded.times.restart()
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
         super().step(update)
@@ -165,7 +165,7 @@ class DdpEngine(TorchRanks):
         super().load_whole(model, self._sharded.optim, dataclasses.replace(whole, values=values))
         self._sharded.adopt()
 
-    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
+    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> Sequence[list[torch.Tensor]]:
         return super().planned_groups(model, self._sharded or optimizer)
 
     def message_spans(self) -> list[MessageSpan]:

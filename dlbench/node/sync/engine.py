@@ -94,6 +94,7 @@ class Engine:
 
     marks_backward = False  # Whether the engine itself marks the end of the backward phase (DDP waits in `backward()`).
     _optimizer: Any = None  # The optimizer that `prepare` returned.
+    _planned: Sequence[list[torch.Tensor]] = ()  # Parameters by group, of engines that change those of the optimizer.
     beat: Callable[[str], None] = staticmethod(lambda progress: None)
     """Tells the watchdog where this rank is, in words, so that it can name the rank that others wait for."""
     forward: Callable[[nn.Module, Batch], torch.Tensor]
@@ -221,9 +222,9 @@ class Engine:
             packed_groups.append(packed)
         optimizer.load_state_dict({"state": state, "param_groups": packed_groups})
 
-    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
+    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> Sequence[list[torch.Tensor]]:
         """Returns the optimizer's parameters in the groups and the order in which `prepare` was given them."""
-        return [group["params"] for group in optimizer.param_groups]
+        return self._planned or [group["params"] for group in optimizer.param_groups]
 
     def holding_whole(self) -> AbstractContextManager[None]:
         """Returns a context in which the network has all parameters, each whole or a `DTensor`; called by all ranks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from dlbench.node.sync.engine import settings_of
-from dlbench.node.sync.timing import Clock
+from dlbench.node.sync.timing import Clock, IntervalSums
 from dlbench.records.record import CollectiveWaits, Setting
 from dlbench.units import format_bytes
 
@@ -39,8 +38,7 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
                 values = parameter.data.clone()
                 parameter.data = parameter.data.as_strided(values.shape, strides).copy_(values)
         self.state = self.optim.state
-        self._clock, self._seconds, self._updated = clock, 0.0, None
-        self._pending: deque[tuple[Any, Any]] = deque()
+        self._clock, self.times, self._updated = clock, IntervalSums(clock), None
         self.optim.register_step_post_hook(self._note_updated)
         self.register_step_post_hook(self._note_received)
 
@@ -48,26 +46,13 @@ class ShardedUpdate(ZeroRedundancyOptimizer):
         self._updated = self._clock.mark()
 
     def _note_received(self, *_: object) -> None:
-        self._pending.append((self._updated, self._clock.mark()))
-        self._settle()
-
-    def _settle(self) -> None:
-        while self._pending and self._clock.has_passed(self._pending[0][1]):
-            moments = self._pending.popleft()
-            self._seconds += self._clock.between(*moments)
-            self._clock.give_back(moments)
-
-    def restart(self) -> None:
-        """Resets the waiting time; called between steps that the device has completed."""
-        self._settle()
-        self._seconds = 0.0
+        self.times.add(["optimizer"], [self._updated, self._clock.mark()])
 
     def waits(self) -> CollectiveWaits:
-        """Returns how long this rank waited for parameters since `restart`; waits for the device."""
-        self._clock.settle()
-        self._settle()
+        """Returns how long this rank waited for parameters since `times.restart`; waits for the device."""
+        self.times.settle()
         how = "from the end of this rank's own update to the end of ZeroRedundancyOptimizer's broadcasts, each step"
-        return CollectiveWaits(exchange_s={"optimizer": self._seconds}, evidence=how)
+        return CollectiveWaits(exchange_s={"optimizer": self.times.seconds["optimizer"]}, evidence=how)
 
     def share(self) -> tuple[int, int, int]:
         """Returns the number of parameters that this rank updates and sends, their bytes, and its bytes of state."""

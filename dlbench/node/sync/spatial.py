@@ -8,7 +8,6 @@ other layers on whole volumes, so that all have equal gradients there.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -88,13 +87,8 @@ class SlabLayers:
 
     def waits(self) -> CollectiveWaits:
         """Returns this rank's time for planes and slabs in measured steps, with their copies, by phase."""
-        exchange_s = defaultdict[str, float](float)
-        for (_, phase), seconds in self.watch.seconds().items():
-            exchange_s[phase] += seconds
         how = "each exchange of planes and slabs in the measured steps timed, with cutting and joining"
-        if not self.watch.clock.marks_are_free:
-            how = f"CUDA events of {len(self.watch.steps)} watched warm-up steps, scaled to the measured steps"
-        return CollectiveWaits(exchange_s=exchange_s, evidence=how)
+        return self.watch.waits(how, "")
 
     def messages(self) -> list[Message]:
         """Returns the messages of the last step, with medians over watched steps."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import statistics
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -196,6 +197,37 @@ class CudaClock(Clock):
 def clock_for(device: torch.device) -> Clock:
     """Returns the clock of a device."""
     return CudaClock(device) if device.type == "cuda" else Clock()
+
+
+class IntervalSums:
+    """Seconds of intervals by name, added up once the device has passed them, so that the host never waits."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pending: deque[tuple[Sequence[str], Sequence[Any]]] = deque()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, names: Sequence[str], moments: Sequence[Any]) -> None:
+        """Adds the intervals between consecutive moments, which are not used again."""
+        self._pending.append((names, moments))
+        self._add_passed()
+
+    def restart(self) -> None:
+        """Resets all sums."""
+        self.settle()
+        self.seconds.clear()
+
+    def settle(self) -> None:
+        """Completes the sums; waits for the device."""
+        self._clock.settle()
+        self._add_passed()
+
+    def _add_passed(self) -> None:
+        while self._pending and self._clock.has_passed(self._pending[0][1][-1]):
+            names, moments = self._pending.popleft()
+            for name, (begin, end) in zip(names, itertools.pairwise(moments), strict=True):
+                self.seconds[name] += self._clock.between(begin, end)
+            self._clock.give_back(moments)
 
 
 Interval = tuple[float, float]  # Begin and end, seconds after the start of the backward pass.

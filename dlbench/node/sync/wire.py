@@ -155,14 +155,16 @@ class ErrorFeedback(WireFormat):
         if vector.numel() >= 2**31:
             raise ValueError(f"bucket {number} has {vector.numel()} elements, 2^31 or more")
         if number not in self._residuals:
-            pieces = []
-            for name, size in self._layout[number]:
-                piece = self._residuals_by_name.pop(name, None)
-                if piece is None:
-                    piece = torch.zeros(size, dtype=vector.dtype, device=vector.device)
-                pieces.append(piece)
+            unsent = self._residuals_by_name
+            pieces = [unsent.pop(name, vector.new_zeros(size)) for name, size in self._layout[number]]
             self._residuals[number] = torch.cat(pieces)
         return self._residuals[number]
+
+    def _send_dense(self, vector: torch.Tensor, dense: DenseSum) -> None:
+        with self.carrying():
+            dense(vector)
+        self.dense_switches += 1
+        self._wire_bytes += VALUE_BYTES * vector.numel()
 
 
 class TopkWire(ErrorFeedback):
@@ -177,17 +179,13 @@ class TopkWire(ErrorFeedback):
         self._share = density
         self._world_size = world_size
         # On the device of the gradients: the host must not wait for a count that is read once per run.
-        self._nonzero: torch.Tensor | None = None
+        self._nonzero: torch.Tensor | int = 0
 
     @property
     def density(self) -> float | None:
-        if self._nonzero is None:
-            return None
-        return int(self._nonzero.item()) / self._elements
+        return int(self._nonzero) / self._elements if self._elements else None
 
-    def exchange(
-        self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: RankGroup
-    ) -> None:
+    def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
         """Sends the largest entries of gradient plus residual; `vector` becomes the sum of the sent entries."""
         residual = self._residual(number, vector)
         elements = vector.numel()
@@ -204,10 +202,7 @@ class TopkWire(ErrorFeedback):
         vector.zero_()
         if is_dense_cheaper(elements, entries, self._world_size):
             vector[indices] = values
-            with self.carrying():
-                dense(vector)
-            self.dense_switches += 1
-            self._wire_bytes += VALUE_BYTES * elements
+            self._send_dense(vector, dense)
         else:
             # Indices and values are one message, which has one start-up.
             message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
@@ -218,10 +213,7 @@ class TopkWire(ErrorFeedback):
                 vector.index_add_(0, rank_indices, rank_values.view(torch.float32))
             self._wire_bytes += PAIR_BYTES * entries * self._world_size / 2
         self._elements += elements
-        nonzero = torch.count_nonzero(vector)
-        if self._nonzero is not None:
-            nonzero = self._nonzero + nonzero
-        self._nonzero = nonzero
+        self._nonzero = self._nonzero + torch.count_nonzero(vector)
 
 
 class Int8Wire(ErrorFeedback):
@@ -247,10 +239,7 @@ class Int8Wire(ErrorFeedback):
         vector.add_(residual)
         if message_bytes >= VALUE_BYTES * elements:  # a few elements, of which each would need a scale
             residual.zero_()
-            with self.carrying():
-                dense(vector)
-            self.dense_switches += 1
-            self._wire_bytes += VALUE_BYTES * elements
+            self._send_dense(vector, dense)
             return
         unsent = vector.new_zeros(num_ranks * num_blocks * length)
         unsent[:elements] = vector

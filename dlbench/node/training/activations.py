@@ -27,9 +27,8 @@ from dlbench.node.out_of_core.planning import (
 from dlbench.node.out_of_core.spans import LaneSpan
 from dlbench.node.out_of_core.tiers import Tier
 from dlbench.node.page_locked import require_room
-from dlbench.node.part import Batch, Loss, TrainingPart, TrialPasses
+from dlbench.node.part import Batch, Loss, StepSchedule, TrainingPart, TrialPasses
 from dlbench.node.ranks import RankPlace
-from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.engine import Value, settings_of
 from dlbench.node.sync.timing import clock_for

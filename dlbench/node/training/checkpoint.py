@@ -28,9 +28,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, UserError, refused
-from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
+from dlbench.node.failures import BackgroundWorker
 from dlbench.node.page_locked import PIECE_BYTES, Beat, locked_memory
 from dlbench.node.sync.engine import Engine, SingleEngine, WholeState, whole_tensor
 from dlbench.opening import parse_json, require_file, why_unreadable

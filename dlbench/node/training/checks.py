@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from dlbench.node.step_schedule import WATCHED_STEPS, StepSchedule
+from dlbench.node.part import WATCHED_STEPS, StepSchedule
 from dlbench.node.sync.engine import whole_tensor
 from dlbench.node.watching.agent import window_ranks
 from dlbench.records.exchange import ExchangeResult

@@ -14,11 +14,10 @@ from dlbench.node.cores import CoreBinding
 from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reader import RankReading
+from dlbench.node.devices import NcclLog
 from dlbench.node.models.optimizers import LearningRate
-from dlbench.node.nccl_log import NcclLog
-from dlbench.node.part import Batch, Loss, TrainingPart
+from dlbench.node.part import Batch, Loss, StepSchedule, TrainingPart
 from dlbench.node.ranks import RankPlace, Replica
-from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.node.training.instruments import RankWatch

@@ -11,8 +11,8 @@ from torch import nn
 from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
+from dlbench.node.part import StepSchedule
 from dlbench.node.ranks import RankPlace
-from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.watching.agent import SamplerProcess, window_ranks

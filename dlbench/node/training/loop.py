@@ -14,8 +14,7 @@ import torch
 from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
 from dlbench.node.out_of_core.device_memory import peak_bytes, restart_peaks
-from dlbench.node.part import Batch, hooks_of
-from dlbench.node.step_schedule import Pacing
+from dlbench.node.part import Batch, Pacing, hooks_of
 from dlbench.node.training import phases
 from dlbench.node.training.context import TrainState
 from dlbench.node.training.pauses import Pauses, stop_check_interval

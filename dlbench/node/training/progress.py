@@ -17,8 +17,8 @@ from typing import Any
 
 from dlbench.errors import ExitCode, RunError
 from dlbench.final_status import STEP, TIME, FinalStatus
-from dlbench.node.local_sockets import is_own_user, socket_address
 from dlbench.node.ranks import RankPlace
+from dlbench.node.rendezvous import is_own_user, socket_address
 from dlbench.records.files import json_text
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import (

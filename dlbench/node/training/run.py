@@ -27,8 +27,7 @@ from dlbench.node.out_of_core.device_memory import (
     trim,
 )
 from dlbench.node.out_of_core.held import StepMemory
-from dlbench.node.part import Batch, TrainingPart
-from dlbench.node.step_schedule import Pacing, plan_schedule
+from dlbench.node.part import Batch, Pacing, TrainingPart, plan_schedule
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.training import phases
 from dlbench.node.training.activations import ActivationMemory, trial_passes

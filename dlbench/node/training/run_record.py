@@ -19,13 +19,11 @@ from dlbench.node.data.loader import BatchSource, EvaluationSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set, files_account
 from dlbench.node.data.synthetic import SyntheticSource
-from dlbench.node.devices import rank_gpu
+from dlbench.node.devices import joined_transport, rank_gpu, torch_facts
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
-from dlbench.node.nccl_log import joined_transport
 from dlbench.node.out_of_core.device_memory import peak_bytes
-from dlbench.node.step_schedule import Pacing
+from dlbench.node.part import Pacing
 from dlbench.node.sync.run_store import interface_settings
-from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.checks import (
     average_warnings,
     check,

@@ -10,8 +10,8 @@ import torch
 
 from dlbench.node.comm import contestants
 from dlbench.node.comm.contestants import StreamSampleClock, Vectors
-from dlbench.node.comm.control import Deadline
 from dlbench.node.comm.measure import CollectiveTimer
+from dlbench.node.comm.transport import Deadline
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync import timing
 from dlbench.node.sync.own import route

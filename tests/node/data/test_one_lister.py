@@ -33,7 +33,7 @@ from dlbench.errors import PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import IndexBroadcast
 from dlbench.node.data.source import data_set
-from dlbench.node.local_sockets import socket_address
+from dlbench.node.rendezvous import socket_address
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.input_data import open_training_data, open_validation_data
 from dlbench.records.registry import data_title
@@ -174,7 +174,7 @@ def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:
     about = f"name={name!r}, first_rank=4, local_size=2, timeout_s=60"
     code = (
         "import os, time\nfrom dlbench.node.data.one_lister import IndexBroadcast\n"
-        "from dlbench.node.local_sockets import socket_address\n"
+        "from dlbench.node.rendezvous import socket_address\n"
         f"mark = socket_address('index ' + {name!r} + ' 1').decode().replace(chr(0), '@')\n"
         "def dies():\n"
         # One socket that listens, and one more for the other rank that has come.

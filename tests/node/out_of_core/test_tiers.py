@@ -22,7 +22,7 @@ from dlbench.node.out_of_core.disk_tier import DiskTier
 from dlbench.node.out_of_core.executor import OutOfCore
 from dlbench.node.out_of_core.held import StepMemory
 from dlbench.node.out_of_core.profile import ChainProfile
-from dlbench.node.step_schedule import StepSchedule
+from dlbench.node.part import StepSchedule
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.sync.timing import Clock
 from dlbench.node.watching.spans import LayerWatch

@@ -1,11 +1,16 @@
-"""What dlbench's own exchange is made of, without ranks: messages, their buffers, the thread, times and volumes."""
+"""Buckets of dlbench's own exchange, the cost line that is timed before training, values of ranks as JSON."""
 
 from __future__ import annotations
 
+import json
+import math
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import RunError
-from dlbench.node.sync.groups import GroupRanks, RankGroup, RankGroups
-from dlbench.node.sync.own import buckets
-from dlbench.node.sync.own.buckets import ExchangeThread
-from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
+from dlbench.node.sync.groups import MAX_BYTES, GroupRanks, RankGroup, RankGroups, gather_json
+from dlbench.node.sync.own import buckets, route
+from dlbench.node.sync.own.buckets import ExchangeMoments, ExchangeThread, StepMoments, gradient_times
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.schedules import Layout, level_chunks
@@ -309,3 +313,101 @@ def test_calibration_takes_two_sizes_or_more_up_to_the_largest(largest: int, mul
     assert all(count % multiple == 0 for count in counts)
     assert counts[-1] * 4 >= largest
     assert counts[-1] * 4 <= max(largest, 4 * 4096) + 4 * multiple
+
+
+STARTUP_S, PER_BYTE_S, SKEW_S = 20e-6, 1e-9, 100e-6
+
+
+class SkewedRanks:
+    """Two ranks, of which this one leaves every start too early and waits in the first message for the other."""
+
+    def __init__(self) -> None:
+        self.now_s, self.waits_s, self.most_at_once, self.at_once = 0.0, 0.0, 0, 0
+        self.index, self.ranks = 0, (0, 1)
+        self.seen: list[torch.Tensor] = []
+
+    def sum(self, vector: torch.Tensor) -> None:
+        self.waits_s, self.at_once, self.seen = SKEW_S, 0, []
+
+    def exchange(self, number: int, vector: torch.Tensor) -> None:
+        assert not any(torch.equal(vector, other) for other in self.seen)
+        self.seen.append(vector.clone())
+        vector.fill_(float("inf"))  # nobody may go on with what a message left
+        self.now_s += self.waits_s + STARTUP_S + PER_BYTE_S * 4 * len(vector)
+        self.waits_s = 0.0
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+
+
+@pytest.mark.parametrize("largest_bytes", [2**20, 2**24])
+def test_the_start_up_of_a_message_holds_no_wait_for_the_start(
+    monkeypatch: pytest.MonkeyPatch, largest_bytes: int
+) -> None:
+    ranks = SkewedRanks()
+    monkeypatch.setattr(route, "time", SimpleNamespace(monotonic=lambda: ranks.now_s))
+    counts = route.sizes_up_to(largest_bytes, 1)
+    calibration = route.Calibration(
+        exchange=ranks.exchange,
+        world=cast(Any, ranks),
+        clock=Clock(),
+        arena=torch.zeros(counts[-1]),
+        # The other rank starts last, and waits for nobody.
+        gather=lambda value: [value, value - SKEW_S] if isinstance(value, float) else [value],
+    )
+    line = calibration.measure("planted", counts, budget_s=1000.0)
+    assert line.startup_s == pytest.approx(STARTUP_S, rel=0.25)
+    assert line.per_byte_s == pytest.approx(PER_BYTE_S, rel=0.1)
+    assert 1 < ranks.most_at_once <= counts[-1] // counts[0]
+
+
+class OtherRanks:
+    """Stands for the other ranks: they send the same lengths and then these bytes."""
+
+    def __init__(self, *others: bytes, sizes: list[int] | None = None) -> None:
+        self._others = others
+        self._sizes = sizes or [len(other) for other in others]
+        self._calls = 0
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor:
+        self._calls += 1
+        if self._calls == 1:
+            return torch.cat([own, torch.tensor(self._sizes, dtype=torch.int64)])
+        width = own.numel()
+        rows = [torch.frombuffer(bytearray(other.ljust(width)[:width]), dtype=torch.uint8) for other in self._others]
+        return torch.cat([own, *rows])
+
+
+@pytest.mark.parametrize("value", [None, 0, "", "é\udcff", [1, 2.5], {"a": {"b": [True, None]}}, 10**30, "x" * 100_000])
+def test_values_come_back_as_they_were(value: Any) -> None:
+    other = json.dumps(["the other's"]).encode()
+    assert gather_json(value, 2, OtherRanks(other).all_gather) == [value, ["the other's"]]
+
+
+def test_numbers_that_are_not_finite_and_tuples() -> None:
+    (own, other) = gather_json((math.inf, math.nan), 2, OtherRanks(b"[-Infinity]").all_gather)
+    assert own[0] == math.inf
+    assert math.isnan(own[1])
+    assert other == [-math.inf]
+
+
+def test_nothing_that_a_rank_sends_is_executed(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+
+    class Touch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return canary.touch, ()
+
+    with pytest.raises(RunError, match="a rank sent bytes that are not JSON"):
+        gather_json("x" * 200, 2, OtherRanks(pickle.dumps(Touch())).all_gather)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("size", [0, -1, MAX_BYTES + 1, 2**62])
+def test_a_size_that_cannot_be_is_refused_before_memory_is_taken(size: int) -> None:
+    with pytest.raises(RunError, match="ranks sent values of"):
+        gather_json("x", 2, OtherRanks(b"1", sizes=[size]).all_gather)
+
+
+def test_what_json_cannot_hold_is_a_defect() -> None:
+    with pytest.raises(TypeError):
+        gather_json(object(), 2, OtherRanks(b"1").all_gather)

@@ -1,9 +1,13 @@
-"""Emulated workers: updates against stored versions of the weights, and synchronous ones against real ranks."""
+"""Emulated workers: updates against stored versions of the weights, and synchronous ones against real ranks. An engine
+is one module: a subclass of `Engine` and its entry in `ENGINES`, and it trains.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,13 +19,16 @@ from torch import Tensor, nn
 from dlbench.errors import UserError
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.sync.emulated import EmulatedEngine
+from dlbench.node.sync.engine import Engine
 from dlbench.perfmodels.asynchrony import drawn_times, emulate
+from dlbench.records.record import Setting
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
-from dlbench.specs.engine import EmulatedSettings
+from dlbench.specs.engine import ENGINES, EmulatedSettings, EngineKind
 from dlbench.specs.plan import RunPlan
 from tests.conftest import Cli
-from tests.support.forked_runs import run_forked
+from tests.support.forked_runs import mean_losses, run_forked
+from tests.support.one_rank import trained as trained_run
 from tests.support.run_factory import plans
 
 WORKERS, STEPS = 4, 6
@@ -169,8 +176,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def test_bsp_has_the_losses_of_real_ranks(runs: list[Run]) -> None:
     real, bsp, asp = runs
-    losses = np.mean([read_steps(real.folder.steps(rank)).steps["loss"] for rank in range(2)], axis=0)
-    assert np.allclose(read_steps(bsp.folder.steps(0)).steps["loss"], losses, rtol=1e-5)
+    losses = mean_losses(real)
+    assert np.allclose(mean_losses(bsp), losses, rtol=1e-5)
     for run in (bsp, asp):
         assert run.record is not None
         assert run.record.emulation is not None
@@ -213,3 +220,45 @@ def test_what_cannot_be_emulated_is_refused_in_the_plan(settings: dict[str, Any]
     overrides = {key: value for key, value in (asked | settings).items() if value is not None}
     with pytest.raises(UserError, match=said):
         plans(points=(1,), repeats=1, engine="emulated", overrides=overrides)
+
+
+class CountingEngine(Engine):
+    """Synchronises nothing, and counts what it was told of: what an engine needs beside the defaults."""
+
+    def __init__(self, *of_plan: object) -> None:
+        super().__init__(*of_plan)
+        self.steps = 0
+
+    def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
+        self.steps += 1
+        super().step(update)
+
+    def settings(self) -> list[Setting]:
+        return [Setting(key="engine.counting.steps", requested=None, effective=self.steps, evidence="counted")]
+
+
+@pytest.fixture
+def _counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = EngineKind(title="Counting steps", on_ranks=f"{__name__}:CountingEngine")
+    monkeypatch.setitem(ENGINES, "counting", kind)
+
+
+@pytest.mark.usefixtures("_counting")
+def test_an_engine_of_one_module_trains_and_its_proof_is_in_the_record(tmp_path: Path) -> None:
+    run = trained_run(tmp_path, 3, engine="counting")
+    assert (run.record.state, run.plan.engine.name) == ("valid", "counting")
+    (proof,) = [one for one in run.record.settings if one.key == "engine.counting.steps"]
+    assert proof.effective == 4 + 3
+    assert run.plan.engine_title == "Counting steps"
+
+
+def test_an_engine_that_is_not_entered_is_refused_with_those_that_are() -> None:
+    names = "horovod, ddp, fsdp, pipeline, emulated or single"
+    with pytest.raises(UserError, match=rf"engine\.name: must be {names}, got 'counting'"):
+        plans(workload="cosmoflow", preset="ci", engine="counting")
+
+
+@pytest.mark.usefixtures("_counting")
+def test_it_takes_ranks_settings_of_sync_and_groups_like_the_others() -> None:
+    (plan,) = plans(workload="cosmoflow", preset="ci", points=(4,), repeats=1, engine="counting")
+    assert (plan.engine.settings, plan.engine_words) == (None, "counting")

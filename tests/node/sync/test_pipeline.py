@@ -14,7 +14,7 @@ from dlbench.errors import UserError
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models.bert import BertForPreTraining
 from dlbench.node.models.build import build_model, loss_for
-from dlbench.node.sync.pipeline.stage import NetworkPart, unit_seconds
+from dlbench.node.sync.pipeline import NetworkPart, unit_seconds
 from dlbench.node.sync.timing import Clock
 from dlbench.specs.engine import PipelineSettings
 from tests.support.forked_runs import planned

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from dlbench.projection.strategies.layers import LayerTimes, counted
 from dlbench.projection.strategies.table import StrategyCase
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.record import Record
-from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.comm import Level, NetworkModel, Piece
 from dlbench.specs.expand import expand
@@ -30,6 +28,7 @@ from dlbench.specs.requests import Request
 from tests.node.sync.test_strategies import every_plan
 from tests.support.datasets import write_volumes
 from tests.support.forked_runs import planned
+from tests.support.forked_runs import mean_losses, planned
 from tests.support.forks import run_ranks
 
 STEPS = 4
@@ -137,16 +136,10 @@ def record(run: Run) -> Record:
     return run.record
 
 
-def losses(run: Run) -> list[float]:
-    """Of each step, the mean over ranks."""
-    each = [read_steps(run.folder.steps(rank)).steps["loss"].tolist() for rank in range(run.plan.layout.ranks)]
-    return [fmean(step) for step in zip(*each, strict=True)]
-
-
 def require_same(cut: Run, whole: Run) -> None:
     """Losses of each step and all parameters after the last one are those of whole volumes."""
-    assert losses(cut) == pytest.approx(losses(whole), rel=1e-5)
-    assert len(set(losses(whole))) == STEPS
+    assert mean_losses(cut) == pytest.approx(mean_losses(whole), rel=1e-5)
+    assert len(set(mean_losses(whole))) == STEPS
     expected, held = (load_file(run.folder.checkpoint(STEPS)) for run in (whole, cut))
     assert held.keys() == expected.keys()
     for key in expected:
@@ -196,7 +189,7 @@ def test_the_model_has_bytes_and_memory_of_slabs(runs: Mapping[str, Run]) -> Non
     (row,) = case.table(("spatial",))
     assert cut.exchange is not None
     assert row.sent_bytes == cut.exchange.bytes_inside
-    # Within 10 % from 64^3 on (benchmarks/spatial.py); of small volumes the copies of planes are a larger part.
+    # Within 10 % from 64^3 on (benchmarks/shared_work.py); of small volumes the copies of planes are a larger part.
     assert row.memory_bytes == pytest.approx(cut.held_bytes, rel=0.15)
 
 

@@ -34,6 +34,7 @@ from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from tests.support.datasets import write_volumes
 from tests.support.forked_runs import planned, run_forked
+from tests.support.forked_runs import mean_losses, planned, run_forked
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
 
@@ -371,14 +372,16 @@ def test_post_local_sgd_is_ddp_until_its_update(trained: Mapping[str, Run]) -> N
     assert {one.key: one.effective for one in found.settings}["sync.average_from"] == 2
 
 
+def require_losses_of_ddp(name: str, trained: Mapping[str, Run]) -> None:
+    """Both ranks have the loss of their replica, the mean over ranks of DDP."""
+    first, second = (read_steps(trained[name].folder.steps(rank)).steps["loss"].tolist() for rank in range(2))
+    assert first == second
+    assert first == pytest.approx(mean_losses(trained["ddp"]), rel=1e-5)
+
+
 def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(trained: Mapping[str, Run]) -> None:
     """Two layers of 128 features, 64 positions; a step has 16 samples in two parts."""
-    losses = {
-        name: [read_steps(trained[name].folder.steps(rank)).steps["loss"] for rank in range(2)]
-        for name in ("ddp", "tensor")
-    }
-    assert losses["tensor"][0].tolist() == losses["tensor"][1].tolist()
-    assert losses["tensor"][0] == pytest.approx(np.mean(losses["ddp"], axis=0), rel=1e-5)
+    require_losses_of_ddp("tensor", trained)
     run, found = trained["tensor"], record(trained["tensor"])
     assert (run.plan.strategy, run.plan.ranks_per_replica) == ("tensor", 2)
     assert [rank.samples for rank in found.ranks] == [2 * 8, 2 * 8]
@@ -401,12 +404,7 @@ def test_ranks_that_share_layers_train_as_ddp_and_send_the_bytes_of_the_formula(
 def test_stages_train_as_ddp_and_send_the_bytes_of_the_formula(
     name: str, parts: int, order: str, trained: Mapping[str, Run]
 ) -> None:
-    losses = {
-        which: [read_steps(trained[which].folder.steps(rank)).steps["loss"] for rank in range(2)]
-        for which in ("ddp", name)
-    }
-    assert losses[name][0].tolist() == losses[name][1].tolist()
-    assert losses[name][0] == pytest.approx(np.mean(losses["ddp"], axis=0), rel=1e-5)
+    require_losses_of_ddp(name, trained)
     run, found = trained[name], record(trained[name])
     assert (run.plan.strategy, run.plan.ranks_per_replica) == ("pipeline", 2)
     assert [rank.samples for rank in found.ranks] == [2 * 8, 2 * 8]

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from unittest.mock import patch
 
 import pytest
@@ -18,12 +17,11 @@ from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.records.folder import create, prepare_output
-from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from tests.node.sync import test_strategies
 from tests.node.sync.test_strategies import every_plan
-from tests.support.forked_runs import planned
+from tests.support.forked_runs import mean_losses, planned
 from tests.support.forks import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -81,19 +79,13 @@ def on_two_nodes(arguments: list[str]) -> int:
         return every_plan(arguments)
 
 
-def losses(run: Run) -> list[float]:
-    """Of each step, the mean over ranks."""
-    each = [read_steps(run.folder.steps(rank)).steps["loss"].tolist() for rank in range(run.plan.layout.ranks)]
-    return [fmean(step) for step in zip(*each, strict=True)]
-
-
 def require_same(runs: Mapping[str, Run]) -> None:
     """Losses of each step, and what the checkpoint after the last one holds, are those of DDP."""
-    expected, held = losses(runs["ddp"]), load_file(runs["ddp"].folder.checkpoint(STEPS))
+    expected, held = mean_losses(runs["ddp"]), load_file(runs["ddp"].folder.checkpoint(STEPS))
     assert len(set(expected)) == STEPS
     for name, run in runs.items():
         assert (name, run.state) == (name, "valid")
-        assert losses(run) == pytest.approx(expected, rel=1e-5), name
+        assert mean_losses(run) == pytest.approx(expected, rel=1e-5), name
         found = load_file(run.folder.checkpoint(STEPS))
         assert found.keys() == held.keys(), name
         for key, tensor in held.items():

@@ -22,8 +22,8 @@ from dlbench.node.sync import timing
 from dlbench.node.sync.ddp import WatchedHook, hook_for_ddp, summarise
 from dlbench.node.sync.horovod.report import TuningWatch, tuning_cost_s
 from dlbench.node.sync.horovod.timeline import TimelineWindow, parse_timeline
+from dlbench.node.sync.run_store import require_sum
 from dlbench.node.sync.timing import BackwardWatch, CudaClock, WatchedStep, covered
-from dlbench.node.sync.torch_ranks import require_sum
 from dlbench.node.sync.wire import CheckedFp16, OverflowCount
 from dlbench.specs.engine import HorovodSettings
 from tests.support.cuda_events import StandInEvent, stand_in_cuda

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from dlbench.node.sync.wire import (
     ErrorFeedback,
-    Int8Wire,
     TopkWire,
     WireFormat,
     build_wire,
@@ -53,9 +52,6 @@ class ThreadGroup:
             total += other
         vector.copy_(total)
 
-    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
-        raise NotImplementedError
-
     def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         self.calls.append("gather_all")
         return self._all(tensor)
@@ -64,18 +60,6 @@ class ThreadGroup:
         self.calls.append("all_to_all")
         return torch.stack([others[self.index] for others in self._all(rows)])
 
-    def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-    def all_gather(self, share: torch.Tensor, vector: torch.Tensor) -> None:
-        raise NotImplementedError
-
-    def reduce(self, vector: torch.Tensor, root: int) -> None:
-        raise NotImplementedError
-
-    def broadcast(self, vector: torch.Tensor, root: int) -> None:
-        raise NotImplementedError
-
 
 def on_ranks(num_ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
     table, barrier = [torch.empty(0)] * num_ranks, threading.Barrier(num_ranks)
@@ -83,25 +67,32 @@ def on_ranks(num_ranks: int, work: Callable[[ThreadGroup], T]) -> list[T]:
         return list(pool.map(work, [ThreadGroup(index, table, barrier) for index in range(num_ranks)]))
 
 
-def exchange_once(
-    name: Wire, vectors: np.ndarray, density: float = 0.5
-) -> list[tuple[WireFormat, np.ndarray, list[str]]]:
-    """Each row is a rank's contribution; format, result and calls of each rank."""
+class Exchanged(NamedTuple):
+    """What a rank has after some steps."""
 
-    def work(group: ThreadGroup) -> tuple[WireFormat, np.ndarray, list[str]]:
-        wire = build_wire(name, density=density, world_size=len(vectors))
-        wire.reset([[("w", vectors.shape[1])]])
-        vector = torch.from_numpy(vectors[group.index].copy())
-        wire.exchange(0, vector, group.sum, group)
-        return wire, vector.numpy(), group.calls
-
-    return on_ranks(len(vectors), work)
+    sums: list[np.ndarray]
+    residuals: list[np.ndarray]  # After each step; none of formats without error feedback.
+    wire: WireFormat
+    calls: list[str]
 
 
-def topk(density: float, num_ranks: int) -> TopkWire:
-    wire = build_wire("topk", density=density, world_size=num_ranks)
-    assert isinstance(wire, TopkWire)
-    return wire
+def exchanged(name: Wire, rows: np.ndarray, density: float = 0.1) -> list[Exchanged]:
+    """`rows`, shape (steps, ranks, elements), are the ranks' contributions; returns what each rank has then."""
+    _, num_ranks, elements = rows.shape
+
+    def work(group: ThreadGroup) -> Exchanged:
+        wire = build_wire(name, density=density, world_size=num_ranks)
+        wire.reset([[("a", elements)]])
+        found = Exchanged([], [], wire, group.calls)
+        for contributions in rows.astype(np.float32):
+            vector = torch.from_numpy(contributions[group.index].copy())
+            wire.exchange(0, vector, group.sum, group)
+            found.sums.append(vector.numpy())
+            if isinstance(wire, ErrorFeedback):
+                found.residuals.append(wire.residuals()["a"].numpy().copy())
+        return found
+
+    return on_ranks(num_ranks, work)
 
 
 def gradients(seed: int, *shape: int) -> np.ndarray:
@@ -120,9 +111,9 @@ def gradients(seed: int, *shape: int) -> np.ndarray:
     ],
 )
 def test_overflows_of_fp16_are_counted_and_those_of_gradients_are_not(rows: list[list[float]], overflows: int) -> None:
-    found = exchange_once("fp16", np.array(rows, dtype=np.float32))
-    assert min(wire.overflows for wire, _, _ in found) == overflows  # what the ranks agree on at the end
-    for _, result, calls in found:
+    found = exchanged("fp16", np.array([rows], dtype=np.float32))
+    assert min(each.wire.overflows for each in found) == overflows  # what the ranks agree on at the end
+    for (result,), _, _, calls in found:
         assert calls == ["sum"]  # nobody asks the others
         assert np.isfinite(result).all() == (rows[0][0] == 65504.0)
 
@@ -143,17 +134,7 @@ def test_topk_sends_the_largest_and_loses_nothing(
     rows = np.array([[random.permutation(elements) + 1 for _ in range(num_ranks)] for _ in range(steps)])
     rows = rows * random.choice([-1, 1], (*size, elements)) * 1000.0 + random.integers(0, 999, (*size, elements))
 
-    def work(group: ThreadGroup) -> tuple[list[np.ndarray], np.ndarray, WireFormat, list[str]]:
-        wire = topk(density, num_ranks)
-        wire.reset([[("a", elements)]])
-        sums = []
-        for step in range(steps):
-            vector = torch.from_numpy(rows[step, group.index].astype(np.float32))
-            wire.exchange(0, vector, group.sum, group)
-            sums.append(vector.numpy())
-        return sums, wire.residuals()["a"].numpy(), wire, group.calls
-
-    results = on_ranks(num_ranks, work)
+    results = exchanged("topk", rows, density)
     entries = max(1, math.ceil(density * elements))
     rest = np.zeros((num_ranks, elements))
     nonzero = 0
@@ -170,13 +151,13 @@ def test_topk_sends_the_largest_and_loses_nothing(
         for sums, *_ in results:
             assert np.array_equal(sums[step], sent.sum(axis=0))
     for rank, (_, waiting, wire, calls) in enumerate(results):
-        assert np.array_equal(waiting, rest[rank])
+        assert np.array_equal(waiting[-1], rest[rank])
         assert wire.density == nonzero / (steps * elements)
         dense = num_ranks * entries > elements
         assert calls == ["sum" if dense else "gather_all"] * steps
         assert wire.dense_switches == (steps if dense else 0)
         assert wire.bytes_per_element == pytest.approx(4 if dense else 4 * num_ranks * entries / elements)
-    waiting_everywhere = np.sum([waiting for _, waiting, _, _ in results], axis=0)
+    waiting_everywhere = np.sum([each.residuals[-1] for each in results], axis=0)
     assert np.array_equal(np.sum(results[0][0], axis=0) + waiting_everywhere, rows.sum(axis=(0, 1)))
 
 
@@ -193,19 +174,7 @@ def test_int8_is_within_half_a_step_of_its_scale_and_loses_nothing(
     rows = np.random.default_rng(seed).standard_normal((steps, num_ranks, elements)) * 10.0**exponent
     rows = rows.astype(np.float32)
 
-    def work(group: ThreadGroup) -> tuple[list[np.ndarray], list[np.ndarray], WireFormat, list[str]]:
-        wire = build_wire("int8", density=0.1, world_size=num_ranks)
-        assert isinstance(wire, Int8Wire)
-        wire.reset([[("a", elements)]])
-        sums, residuals = [], []
-        for step in range(steps):
-            vector = torch.from_numpy(rows[step, group.index].copy())
-            wire.exchange(0, vector, group.sum, group)
-            sums.append(vector.numpy())
-            residuals.append(wire.residuals()["a"].numpy().copy())
-        return sums, residuals, wire, group.calls
-
-    results = on_ranks(num_ranks, work)
+    results = exchanged("int8", rows)
     blocks = math.ceil(elements / num_ranks / 4096)
     message_bytes = num_ranks * blocks * (math.ceil(elements / num_ranks / blocks) + 4)
     is_dense = message_bytes >= 4 * elements
@@ -238,7 +207,7 @@ def test_the_dense_switch_is_the_byte_rule(elements: int, density: float, num_ra
 
 def test_what_waits_survives_other_buckets() -> None:
     a, b, c = gradients(3, 4), gradients(4, 6), gradients(5, 5)
-    wire = topk(0.01, 1)
+    wire = TopkWire(0.01, 1)
 
     def exchange(number: int, *parts: np.ndarray) -> None:
         vector = torch.from_numpy(np.concatenate(parts))
@@ -271,20 +240,9 @@ def test_gradients_that_are_not_finite_are_seen_everywhere_and_once(
     first = gradients(6, 2, 20)
     poisoned = gradients(7, 2, 20)
     poisoned[1, 3 : 3 + count] = bad
-
-    def work(group: ThreadGroup) -> list[np.ndarray]:
-        wire = build_wire(name, density=0.1, world_size=2)
-        assert isinstance(wire, ErrorFeedback)
-        wire.reset([[("a", 20)]])
-        rests = []
-        for rows in (first, poisoned):
-            vector = torch.from_numpy(rows[group.index].copy())
-            wire.exchange(0, vector, group.sum, group)
-            rests.append(wire.residuals()["a"].numpy().copy())
-        assert np.count_nonzero(~np.isfinite(vector.numpy())) == lost
-        return rests
-
-    healthy, ill = on_ranks(2, work)
+    results = exchanged(name, np.stack([first, poisoned]))
+    assert [np.count_nonzero(~np.isfinite(each.sums[-1])) for each in results] == [lost, lost]
+    healthy, ill = (each.residuals for each in results)
     assert np.array_equal(ill[0], ill[1])  # as if the step had not been
     # Of int8 it adds a share that is lost.
     assert np.array_equal(healthy[0], healthy[1]) == (name == "int8")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dlbench.node.garbage import COLLECT_EVERY
-from dlbench.node.step_schedule import HELD_STEPS, WATCHED_STEPS, Pacing, StepSchedule, plan_schedule
+from dlbench.node.part import HELD_STEPS, WATCHED_STEPS, Pacing, StepSchedule, plan_schedule
 from dlbench.node.training import pauses
 from dlbench.node.training.pauses import CHECKS_IN_WARNING, any_stop_requested, stop_check_interval
 from dlbench.node.training.phases import CpuTimer, CudaTimer

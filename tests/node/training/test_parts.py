@@ -27,7 +27,7 @@ from dlbench.node.models.bert import MaskedLmAccuracy
 from dlbench.node.models.cosmoflow import MeanAbsoluteError
 from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
-from dlbench.node.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
+from dlbench.node.part import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
 from dlbench.node.training.checkpoint import Checkpoint, find_checkpoint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,8 +20,8 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, settings_of
 from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
 from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, GATHER, REDUCE, SCATTER, CommWatch, of_gradients
+from dlbench.node.sync.run_store import TorchRanks
 from dlbench.node.sync.timing import layout, mean_over_ranks, messages_of, ring_bytes
-from dlbench.node.sync.torch_ranks import TorchRanks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import CollectiveWaits, RankGpu, Setting
@@ -118,9 +117,6 @@ class FsdpEngine(TorchRanks):
         """Returns whether a module is freed between the passes; not the root, as the backward pass begins with it."""
         return self._settings.shard == "parameters" and (bool(name) or len(self._modules) == 1)
 
-    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
-        return self._planned
-
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
         root = cast(FSDPModule | None, self._modules.get(""))
@@ -200,22 +196,11 @@ class FsdpEngine(TorchRanks):
     def waits(self) -> CollectiveWaits | None:
         if self._place.size == 1:
             return None
-        gather_s, exchange_s = defaultdict[str, float](float), defaultdict[str, float](float)
-        for (method, phase), seconds in self._watch.seconds().items():
-            if phase == "exchange":
-                continue
-            if method == GATHER:
-                gather_s[phase] += seconds
-            else:
-                exchange_s[phase] += seconds
-        how = "each collective of the measured steps timed; on a CPU a rank waits for all of it"
-        if self._device.type == "cuda":
-            how = (
-                f"CUDA events of {len(self._watch.steps)} watched warm-up steps, scaled to the measured steps: from "
-                "when the computing stream reached a module until its parameters had arrived, or until the gradients "
-                "before it were sent"
-            )
-        return CollectiveWaits(gather_s=gather_s, exchange_s=exchange_s, evidence=how)
+        return self._watch.waits(
+            "each collective of the measured steps timed; on a CPU a rank waits for all of it",
+            ": from when the computing stream reached a module until its parameters had arrived, or until the "
+            "gradients before it were sent",
+        )
 
     def exchange_result(self) -> ExchangeResult | None:
         if self._place.size == 1:

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.sync.engine import MessageSpan
 from dlbench.node.sync.timing import MessageInFlight, clock_for, covered, spans
+from dlbench.records.record import CollectiveWaits
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
@@ -246,6 +247,18 @@ class CommWatch:
             for call, seconds in zip(step.calls, self.exposed(step), strict=True):
                 total[call.method, call.phase] += seconds
         return {key: seconds / len(self.steps) * self.measured for key, seconds in total.items()}
+
+    def waits(self, on_cpu: str, on_gpu: str) -> CollectiveWaits:
+        """Returns this rank's waiting in measured steps, by pass, with the evidence of its device."""
+        gather_s, exchange_s = defaultdict[str, float](float), defaultdict[str, float](float)
+        for (method, phase), seconds in self.seconds().items():
+            if phase != "exchange":
+                by_phase = gather_s if method == GATHER else exchange_s
+                by_phase[phase] += seconds
+        how = on_cpu
+        if not self.clock.marks_are_free:
+            how = f"CUDA events of {len(self.steps)} watched warm-up steps, scaled to the measured steps{on_gpu}"
+        return CollectiveWaits(gather_s=gather_s, exchange_s=exchange_s, evidence=how)
 
     def times(self) -> dict[str, float]:
         """Returns medians over watched steps, in seconds: communication, its exposed part, and its hidden part."""

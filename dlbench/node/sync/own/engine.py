@@ -16,8 +16,16 @@ from torch.optim import Optimizer
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
-from dlbench.node.sync.own.buckets import ExchangeThread, StepMessages, at_least, require_fp32, split
-from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
+from dlbench.node.sync.own.buckets import (
+    ExchangeMoments,
+    ExchangeThread,
+    StepMessages,
+    StepMoments,
+    at_least,
+    gradient_times,
+    require_fp32,
+    split,
+)
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import clock_for, mean_over_ranks
 from dlbench.perfmodels.lines import best_merge

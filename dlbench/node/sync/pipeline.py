@@ -1,24 +1,24 @@
-"""PyTorch's pipelines (`torch.distributed.pipelining`): each rank of a replica holds and trains one stage."""
+"""PyTorch's pipelines (`torch.distributed.pipelining`): each rank of a replica holds, trains and times one stage."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.optim import Optimizer
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Batch, WholeState, settings_of
-from dlbench.node.sync.pipeline.stage import NetworkPart, TimedStage, unit_seconds
-from dlbench.node.sync.timing import clock_for, ring_bytes
-from dlbench.node.sync.torch_ranks import TorchRanks
+from dlbench.node.sync.run_store import TorchRanks
+from dlbench.node.sync.timing import Clock, IntervalSums, clock_for, ring_bytes
 from dlbench.perfmodels.asynchrony import cut
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
@@ -26,7 +26,122 @@ from dlbench.records.record import CollectiveWaits, RankGpu, Setting, StageTimes
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 
+Forward = Callable[[nn.Module, Batch], Tensor]
+_BUSY = "busy"  # Name of the intervals in which a stage computes.
+_TIMED_PASSES = 3  # Passes over which a unit's time is a median, after one that is not timed.
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class NetworkPart(nn.Module):
+    """Consecutive units of a network, called with the arguments of the whole."""
+
+    def __init__(self, network: nn.Module, units: range) -> None:
+        super().__init__()
+        self.network, self.units = network, units
+        self.received: Tensor | None = None  # Output of the unit before.
+
+    def forward(self, *arguments: Any) -> Any:
+        network: Any = self.network
+        return network.run_units(self.units, self.received, *arguments)
+
+
+def unit_seconds(
+    network: nn.Module, num_units: int, batch: Batch, forward: Forward, clock: Clock
+) -> tuple[list[float], list[list[str]], list[int]]:
+    """Returns each unit's seconds of both passes over a batch, names of its parameters, and the shape of its output.
+
+    The network has no gradients afterwards.
+    """
+    seconds: list[list[float]] = [[] for _ in range(num_units)]
+    names: list[list[str]] = [[] for _ in range(num_units)]
+    outputs: list[Tensor] = []
+    for _ in range(1 + _TIMED_PASSES):
+        part = NetworkPart(network, range(0))
+        outputs, inputs, moments = [], [], []
+        for unit in range(num_units):
+            part.units, begin = range(unit, unit + 1), clock.mark()
+            outputs.append(forward(part, batch))
+            moments.append([begin, clock.mark()])
+            part.received = outputs[-1].detach().requires_grad_()
+            inputs.append(part.received)
+        for unit in reversed(range(num_units)):
+            gradient = inputs[unit].grad if unit + 1 < num_units else None
+            begin = clock.mark()
+            torch.autograd.backward(outputs[unit], gradient)
+            moments[unit] += [begin, clock.mark()]
+            names[unit] = [name for name, parameter in network.named_parameters() if parameter.grad is not None]
+            network.zero_grad()
+        clock.settle()
+        for unit, (forward_begin, forward_end, backward_begin, backward_end) in enumerate(moments):
+            unit_s = clock.between(forward_begin, forward_end) + clock.between(backward_begin, backward_end)
+            seconds[unit].append(unit_s)
+    return [statistics.median(timed[1:]) for timed in seconds], names, list(outputs[0].shape)
+
+
+class TimedStage(PipelineStage):
+    """A stage that times its passes and counts what it sends."""
+
+    def __init__(self, part: NetworkPart, forward: Forward, shape: Sequence[int], clock: Clock, **place: Any) -> None:
+        """`shape` is that of the tensors between stages, `place` the arguments of `PipelineStage`."""
+        # With both given, torch runs no pass to find out shapes.
+        hidden = torch.empty(*shape, device="meta", requires_grad=True)
+        loss = torch.empty((), device="meta", requires_grad=True)
+        received = () if place["stage_index"] == 0 else hidden
+        sent = loss if place["stage_index"] == place["num_stages"] - 1 else hidden
+        super().__init__(part, input_args=received, output_args=sent, **place)
+        self._part, self._forward, self._clock = part, forward, clock
+        self._microbatches: list[Batch] = []
+        self.marks: dict[str, Callable[[], None]] = {}  # End phases of the step, by pass.
+        self.beat: Callable[[str], None] = lambda _progress: None
+        self.order = ""  # Passes of the last step in their order, F and B.
+        self.sends: list[tuple[int, int]] = []  # Receiving stage and bytes of each message of the last step.
+        self.times = IntervalSums(clock)  # Of steps: waits for a pass by its name, and busy.
+        self._names: list[str] = []  # Of the intervals of a step.
+        self._moments: list[Any] = []  # Of a step: begin, begin and end of each pass, end.
+
+    def begin_passes(self, microbatches: list[Batch]) -> None:
+        self._microbatches, self.order = microbatches, ""
+        self.sends.clear()
+        self._names, self._moments = [], [self._clock.mark()]
+
+    def end_passes(self) -> None:
+        """Notes that the passes of all stages have ended."""
+        end = self._clock.mark()
+        self.marks["backward"]()
+        self.times.add([*self._names, "backward"], [*self._moments, end])
+
+    def _timed(self, name: str, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.beat(f"pass {len(self.order)} of its stage")
+        self._names += [name, _BUSY]
+        self._moments.append(self._clock.mark())
+        output = run(*args, **kwargs)
+        self._moments.append(self._clock.mark())
+        self.marks[name]()
+        self.order += name[0].upper()
+        return output
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        return self._timed("forward", super().forward_one_chunk, *args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        return self._timed("backward", super().backward_one_chunk, *args, **kwargs)
+
+    def forward_maybe_with_nosync(self, *received: Tensor, **_: Any) -> Tensor:
+        """Computes the next microbatch; it replaces torch's call of the module."""
+        self._part.received = received[0] if received else None
+        output = self._forward(self._part, self._microbatches[self.order.count("F")])
+        self._part.received = None
+        return output / len(self._microbatches) if self.is_last else output
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(self.stage_index + 1, super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(self.stage_index - 1, super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, receiver: int, operations: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.sends += [(receiver, operation.tensor.nbytes) for operation in operations]
+        return operations
 
 
 class PipelineEngine(TorchRanks):
@@ -167,9 +282,6 @@ class PipelineEngine(TorchRanks):
     def evaluating(self) -> AbstractContextManager[None]:
         return self.holding_whole()
 
-    def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
-        return self._planned
-
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         """Collects the stages of the first replica on rank 0, in the host's memory."""
         local, tensors = super().whole_state(model, optimizer), dict[str, torch.Tensor]()
@@ -209,16 +321,18 @@ class PipelineEngine(TorchRanks):
 
     def watch(self, on: bool) -> None:
         if not on:
-            self._stage.restart()
+            self._stage.times.restart()
 
     def waits(self) -> CollectiveWaits | None:
-        self._stage.settle()
-        return CollectiveWaits(stages_s=dict(self._stage.waits_s), evidence="each pass of a stage, timed in every step")
+        self._stage.times.settle()
+        stages_s = {name: seconds for name, seconds in self._stage.times.seconds.items() if name != _BUSY}
+        return CollectiveWaits(stages_s=stages_s, evidence="each pass of a stage, timed in every step")
 
     def stage(self) -> StageTimes:
-        self._stage.settle()
+        self._stage.times.settle()
+        seconds = self._stage.times.seconds
         num_held = sum(parameter.numel() for parameter in self._held)
-        busy_s, passes_s = self._stage.busy_s, self._stage.passes_s
+        busy_s, passes_s = seconds[_BUSY], sum(seconds.values())
         return StageTimes(number=self._number, num_parameters=num_held, busy_s=busy_s, passes_s=passes_s)
 
     def exchange_result(self) -> ExchangeResult | None:

@@ -1,1 +1,0 @@
-"""Pipeline parallelism: neighbouring ranks train consecutive layers, by torch.distributed.pipelining."""
