@@ -32,7 +32,7 @@ from tests.node.out_of_core.networks import (
     resnet_task,
     train,
 )
-from tests.node.out_of_core.test_cut import Pair, UNet, WithPair
+from tests.node.out_of_core.test_profile import Pair, UNet, WithPair
 
 TASKS = {
     "resnet": resnet_task,
