@@ -26,8 +26,8 @@ from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.training import checks
-from dlbench.node.training import fault as fault_module
-from dlbench.node.training.fault import InjectedFault
+from dlbench.node.training import optional_parts as fault_module
+from dlbench.node.training.optional_parts import InjectedFault
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import describe

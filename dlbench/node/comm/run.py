@@ -24,7 +24,7 @@ from dlbench.node.garbage import HeldGarbage
 from dlbench.node.nccl_log import NcclLog, joined_transport
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
-from dlbench.node.watching.core_load import CoreLoad, node_loads
+from dlbench.node.watching.agent import CoreLoad, node_loads
 from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan, CommSpec

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from dlbench.node.cores import CoreBinding
-from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reader import RankReading
+from dlbench.node.data.synthetic import BatchCopier
 from dlbench.node.models.optimizers import LearningRate
 from dlbench.node.nccl_log import NcclLog
 from dlbench.node.part import Batch, Loss, TrainingPart

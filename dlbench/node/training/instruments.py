@@ -10,13 +10,12 @@ from torch import nn
 
 from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
+from dlbench.node.out_of_core.tiers import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
 from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for
-from dlbench.node.watching.agent import SamplerProcess, window_ranks
-from dlbench.node.watching.core_load import CoreLoad, node_loads
+from dlbench.node.watching.agent import CoreLoad, SamplerProcess, node_loads, window_ranks
 from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
 from dlbench.records.exchange import carried
 from dlbench.records.folder import RunFolder

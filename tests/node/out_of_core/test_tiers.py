@@ -23,10 +23,9 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError, ExitCode, RunError
 from dlbench.node import page_locked
 from dlbench.node.out_of_core import planning
-from dlbench.node.out_of_core.device_memory import KEPT_FREED, CpuPeaks
+from dlbench.node.out_of_core.device_memory import KEPT_FREED, CpuPeaks, StepMemory
 from dlbench.node.out_of_core.disk_tier import DiskTier
 from dlbench.node.out_of_core.executor import OutOfCore, Prefetch
-from dlbench.node.out_of_core.held import StepMemory
 from dlbench.node.out_of_core.planning import measure_rates
 from dlbench.node.out_of_core.profile import ChainProfile
 from dlbench.node.out_of_core.tiers import PinnedTier

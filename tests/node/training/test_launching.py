@@ -22,8 +22,7 @@ from torch import nn
 from dlbench.analysis.causes import waited_for_host
 from dlbench.analysis.measures import UNKNOWN_NS, Launching, RunSteps, kernel_ns
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.data.batch_copier import BatchCopier
-from dlbench.node.data.synthetic import synthetic_batch
+from dlbench.node.data.synthetic import BatchCopier, synthetic_batch
 from dlbench.node.models import resnet
 from dlbench.node.models.build import build_model, network_of
 from dlbench.node.sync.engine import Engine, SingleEngine

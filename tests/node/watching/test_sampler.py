@@ -23,13 +23,14 @@ from dlbench.machine.sources import Field
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching.agent import (
     COMMAND,
+    CoreLoad,
     SamplerProcess,
+    node_loads,
     order_for,
     sample_bytes,
     span_bytes,
     window_ranks,
 )
-from dlbench.node.watching.core_load import CoreLoad, node_loads
 from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, SamplerOrder, Sampling
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import RankResult
@@ -536,7 +537,7 @@ BUSY = "import time\nend = time.monotonic() + 40\nwhile time.monotonic() < end: 
 
 MEASURED_CORES = """
 import json, os, subprocess, sys, time
-from dlbench.node.watching.core_load import CoreLoad
+from dlbench.node.watching.agent import CoreLoad
 load = CoreLoad(sees_node=True)
 def ticks(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[11])
