@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.staging.samples import SampleStore
-from dlbench.node.data.reader import BadSampleError, DataReader, PreparedSample, Raw
-from dlbench.node.data.sharding import Key
+from dlbench.node.data.reader import BadSampleError, DataReader, Key, PreparedSample, Raw
 
 
 def number_bytes(index: int) -> bytes:

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from dlbench.machine.storage import storage_reads
-from dlbench.node.data.sharding import Key
 from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
 
+Key = tuple[int, int]  # Epoch and sample index, which with the seed decide a sample's random augmentation.
 NAMES_FROM = "its folders"  # Origin of the names of files, in a description.
 _SKIP_AT_MOST = 100  # Unreadable samples in a row after which a run stops even if samples may be skipped.
 _FETCH_AHEAD_BYTES = 1 << 20

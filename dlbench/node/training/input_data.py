@@ -15,10 +15,9 @@ from dlbench.errors import EnvironmentLacksError, PeerLostError, UserError
 from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import IndexBroadcast
 from dlbench.node.data.rank_reader import RankReading, planned_readers
-from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import DataReader
 from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange
-from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
+from dlbench.node.data.sharding import HeldOrder, Position, ReadAudit, ShardedOrder
 from dlbench.node.data.source import open_reader, open_training, validation_path
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.data.synthetic import BatchCopier, SyntheticSource

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from dlbench.node.ranks import RankPlace
-from dlbench.node.watching.sampling import SamplerOrder
+from dlbench.node.watching.sampler import SamplerOrder
 from dlbench.records.folder import RunFolder
 from dlbench.records.watch import NodeLoad, NodeWatch
 from dlbench.specs.plan import RunPlan

@@ -22,8 +22,8 @@ from dlbench.errors import RunError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
 from dlbench.node.data.loader import BatchSource, LoadedSource, LoaderCores
-from dlbench.node.data.reader import PreparedSample, Raw
-from dlbench.node.data.sharding import Key, Position, ShardedOrder
+from dlbench.node.data.reader import Key, PreparedSample, Raw
+from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.cosmoflow import network_volume

@@ -24,10 +24,9 @@ from dlbench.datasets.staging.samples import SampleStore
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError, UserError
 from dlbench.node.data import sample_exchange as exchange_module
 from dlbench.node.data.loader import LoadedSource
-from dlbench.node.data.read_audit import Audited, ReadAudit, doubtful_epochs
-from dlbench.node.data.reader import NotArrivedError
+from dlbench.node.data.reader import Key, NotArrivedError
 from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange, lost_mark
-from dlbench.node.data.sharding import HeldOrder, Key, Position, ShardedOrder
+from dlbench.node.data.sharding import Audited, HeldOrder, Position, ReadAudit, ShardedOrder, doubtful_epochs
 from dlbench.node.training.checkpoint import (
     SHARED_BY,
     Checkpoint,

@@ -31,7 +31,7 @@ from dlbench.node.watching.agent import (
     span_bytes,
     window_ranks,
 )
-from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, SamplerOrder, Sampling
+from dlbench.node.watching.sampler import PARTS, SLOW_EVERY, SamplerOrder, Sampling
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.record import RankResult
 from dlbench.records.rows.samples import SamplesReader
@@ -423,7 +423,7 @@ RANK = """
 import os, sys, time
 from dataclasses import replace
 from dlbench.node.watching.agent import SamplerProcess
-from dlbench.node.watching.sampling import SamplerOrder
+from dlbench.node.watching.sampler import SamplerOrder
 order = SamplerOrder.from_line(sys.argv[1].encode())
 sampler = SamplerProcess(replace(order, parent=os.getpid()))
 sampler.start()
