@@ -1,4 +1,4 @@
-"""The state of one rank: its place in the run, what it trains, and its instruments (none acts within measured steps)."""
+"""The state of one rank: its place in the run, what it trains, and its instruments; none acts within measured steps."""
 
 from __future__ import annotations
 
