@@ -13,7 +13,7 @@ from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import EnvironmentLacksError, PeerLostError, UserError
 from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
-from dlbench.node.data.one_lister import IndexBroadcast
+from dlbench.node.data.node_sharing import IndexBroadcast
 from dlbench.node.data.rank_reader import RankReading, planned_readers
 from dlbench.node.data.reader import DataReader
 from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange

@@ -16,7 +16,7 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import page_locked
 from dlbench.node.data.loader import Ledger, LoadedSource
-from dlbench.node.data.loader_transport import LoaderContext, Slots, WorkerSlots
+from dlbench.node.data.node_sharing import LoaderContext, Slots, WorkerSlots
 from dlbench.node.data.reader import BatchReader, Fetched, Key, PreparedSample, Raw
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.data.synthetic import BatchCopier, SyntheticSource
