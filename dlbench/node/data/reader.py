@@ -152,7 +152,7 @@ class Fetched:
     waited_ns: int = 0  # part of `fetch_ns` spent waiting for samples of other ranks
     not_arrived: tuple[Key, float] | None = None  # sample of another rank that was waited for in vain, and the seconds
     storage_bytes: int | None = None  # bytes that the kernel read from storage, with read-ahead; None if not counted
-    asked_slot: int | None = None  # slot for the batch (`loader_transport`); None without slots
+    asked_slot: int | None = None  # slot for the batch (`node_sharing`); None without slots
     slot: int | None = None  # slot that holds the batch; `batch` then has only other tensors until it is received
     new_slot_tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # those of the slot, when it is used first
     names: tuple[str, ...] = ()  # names of all tensors of the batch, if it is in a slot
