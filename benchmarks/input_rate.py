@@ -54,7 +54,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import decode_factor, open_images, resize, scaled_box, training_crop
 from dlbench.node.data.loader import LoadedSource
-from dlbench.node.data.loader_transport import WorkerSlots
+from dlbench.node.data.node_sharing import WorkerSlots
 from dlbench.node.data.reader import BatchReader, DataReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.models.resnet import MEAN, STD

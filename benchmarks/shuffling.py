@@ -186,9 +186,8 @@ def _epochs(
 ) -> tuple[float, float]:
     """Seconds of an epoch, and of the audit in it."""
     from dlbench.node.data.loader import LoadedSource
-    from dlbench.node.data.read_audit import ReadAudit
     from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange
-    from dlbench.node.data.sharding import HeldOrder, ShardedOrder
+    from dlbench.node.data.sharding import HeldOrder, ReadAudit, ShardedOrder
     from dlbench.node.data.staging import HeldReader
 
     store = SampleStore(staged.with_name(f"now-{rank}"))

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import UserError, nearest
-from dlbench.perfetto.rows import Notes, sample_rows
+from dlbench.perfetto.rows import Notes, sample_rows, span_rows
 from dlbench.perfetto.run import TraceRun, read_trace_run
-from dlbench.perfetto.spans import span_rows
 from dlbench.records.rows.spans import EXCHANGE
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import scan

@@ -237,7 +237,7 @@ OPENED_OTHERWISE = {
     "machine/page_cache": "/proc",
     "machine/storage": "/proc",
     "node/cores": "/sys",
-    "node/watching/core_load": "/proc",
+    "node/watching/agent": "/proc",
     "setup/probes": "/sys/fs/cgroup",
     # What is made or appended to.
     "records/rows/shared": "the file that the ranks of a node share",
@@ -252,7 +252,7 @@ OPENED_OTHERWISE = {
     "node/sync/horovod/report": "a log in a folder of this process",
     "setup/horovod": "a build in a folder of this user",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
-    "node/training/initial_weights": "after `require_file`",
+    "node/training/optional_parts": "after `require_file`",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.

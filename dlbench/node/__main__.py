@@ -123,8 +123,7 @@ def _train(
 ) -> ExitCode:
     from dlbench.node.devices import device_for, rank_gpu
     from dlbench.node.sync.build_engine import build_engine
-    from dlbench.node.training.context import RankContext
-    from dlbench.node.training.instruments import RankWatch
+    from dlbench.node.training.context import RankContext, RankWatch
     from dlbench.node.training.pauses import StoppedEarlyError
     from dlbench.node.training.run import Rank
 

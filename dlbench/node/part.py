@@ -16,10 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.node.step_schedule import StepSchedule
 from dlbench.records.record import RankResult, RankSummary, Setting
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import RankResult, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS
 from dlbench.specs.training import MeasureSpec

@@ -157,7 +157,7 @@ def loader_bytes(plan: RunPlan) -> int:
     workload = plan.workload
     if workload.data.is_synthetic or not plan.most_loader_workers:
         return 0
-    # For each process, the batches that it prefetches and one in use (`loader_transport`); then those being copied to
+    # For each process, the batches that it prefetches and one in use (`node_sharing`); then those being copied to
     # a GPU.
     batches = plan.most_loader_workers * (plan.most_prefetch_batches + 1) + workload.data.device_prefetch
     batch_size = workload.train.batch_per_rank * plan.ranks_per_replica

@@ -10,8 +10,7 @@ from typing import Any
 
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfetto.clocks import LARGEST_NS, NodeClock, TimeAxis, make_axis
-from dlbench.perfetto.rows import Notes, step_rows
+from dlbench.perfetto.rows import LARGEST_NS, NodeClock, Notes, TimeAxis, make_axis, step_rows
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.shared import file_of

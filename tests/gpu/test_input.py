@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BatchReader
 from dlbench.node.data.sharding import ShardedOrder
+from dlbench.node.data.synthetic import BatchCopier
 from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ResNetModel
 from tests.node.data.test_loader_transport import Numbers

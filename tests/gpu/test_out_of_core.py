@@ -17,8 +17,7 @@ from dlbench.node import page_locked
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.out_of_core.executor import OutOfCore
 from dlbench.node.out_of_core.host_update import CudaLanes, HostCopies, HostUpdater
-from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, IN, OUT, RECOMPUTE
-from dlbench.node.out_of_core.tiers import PinnedTier
+from dlbench.node.out_of_core.tiers import BACKWARD, FORWARD, IN, OUT, RECOMPUTE, PinnedTier
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock
 from dlbench.perfmodels.out_of_core.blocks import BlockCosts
 from dlbench.specs.training import OptimizerSpec

@@ -237,7 +237,7 @@ def run_contained(tmp_path: Path, launcher: str, ranks: int, path: str, **contai
     return environment
 
 
-@pytest.mark.nightly  # tests/real/test_slurm_sites.py has it on two nodes
+@pytest.mark.nightly  # tests/real/test_slurm_runs.py has it on two nodes
 @pytest.mark.skipif(bool(apptainer_stand_in.lacking()), reason=apptainer_stand_in.lacking())
 def test_a_run_in_a_root_of_its_own(tmp_path: Path, image: Path) -> None:
     apptainer_stand_in.install(tmp_path)

@@ -19,8 +19,8 @@ from dlbench.node.training import progress as node_status
 from dlbench.node.training.progress import NodeStatus
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import read_statuses, write_status
-from tests.support.rank_places import rank_place
 from tests.support.run_factory import status
+from tests.support.training_data import rank_place
 
 CLOSED = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfetto.clocks import make_axis
-from dlbench.perfetto.events import LATE
-from dlbench.perfetto.spans import Tracks
+from dlbench.perfetto.export import LATE
+from dlbench.perfetto.rows import Tracks, make_axis
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.shared import file_of, read_parts

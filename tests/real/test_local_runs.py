@@ -91,7 +91,6 @@ def series(tmp_path_factory: pytest.TempPathFactory, demo_data: dict[str, Path])
 
 
 @pytest.mark.horovod
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "workload",
     ["resnet50", pytest.param("bert", marks=pytest.mark.nightly), pytest.param("cosmoflow", marks=pytest.mark.nightly)],
@@ -116,7 +115,6 @@ def test_two_horovod_ranks_train_on_real_input(
     assert losses(run, 0) != losses(run, 1)
 
 
-@pytest.mark.slow
 def test_every_step_of_every_rank_is_kept_raw(series: Series) -> None:
     runs = series("sizes")
     assert [r.plan.layout.ranks for r in runs] == [1, 2, 2, 1]  # there and back again
@@ -137,7 +135,6 @@ def test_every_step_of_every_rank_is_kept_raw(series: Series) -> None:
 
 
 @pytest.mark.horovod
-@pytest.mark.slow
 def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_installed: None) -> None:
     require_horovod_over_mpi()
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -147,7 +144,6 @@ def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_insta
     assert {s.key: s.effective for s in record_of(run).settings}["engine.horovod.operations"] == "mpi"
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses(series: Series) -> None:
     one, two, again_two, again_one = series("sizes")
     assert losses(one) == losses(again_one)
@@ -155,7 +151,6 @@ def test_the_same_seed_gives_the_same_losses(series: Series) -> None:
     assert losses(one) != losses(series("other seed")[0])
 
 
-@pytest.mark.slow
 def test_ranks_are_pinned_apart(series: Series) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core")
@@ -165,7 +160,6 @@ def test_ranks_are_pinned_apart(series: Series) -> None:
     assert {r.threads for r in record_of(run).ranks} == {run.plan.layout.cores_per_rank}
 
 
-@pytest.mark.slow
 def test_a_diverging_run_yields_no_figure(cli: Cli, tmp_path: Path) -> None:
     done = cli(*COSMO, "--engine", "single", *ONE_CORE, "--set", "train.optimizer.learning_rate=1e30", *SHORT)
     assert done.returncode == 3
@@ -240,7 +234,6 @@ class Running:
         self.leftovers.__exit__()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -269,7 +262,6 @@ def test_a_killed_rank_ends_the_run_and_is_named(
     assert "rank 1 was the first to end, by signal SIGKILL" in run.detail
 
 
-@pytest.mark.slow
 def test_a_hung_rank_is_noticed_by_the_watchdog(tmp_path: Path, demo_data: dict[str, Path]) -> None:
     # Long enough for the start, too, on a machine that does other things.
     for stall_s in (10, 30, 120):
@@ -289,7 +281,6 @@ def test_a_hung_rank_is_noticed_by_the_watchdog(tmp_path: Path, demo_data: dict[
     assert "Thread" in log  # where every thread stood
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_interrupting_ends_all_ranks(tmp_path: Path, demo_data: dict[str, Path], number: signal.Signals) -> None:
     """Twice, and although one of them is stopped."""
@@ -306,7 +297,6 @@ def test_interrupting_ends_all_ranks(tmp_path: Path, demo_data: dict[str, Path],
     assert code == 130
 
 
-@pytest.mark.slow
 def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path, demo_data: dict[str, Path]) -> None:
     with Running(tmp_path, demo_data["cosmoflow"]) as running:
         running.wait_until_measuring()
@@ -320,7 +310,6 @@ def test_a_killed_launcher_leaves_a_readable_folder(tmp_path: Path, demo_data: d
     assert run.record is None
 
 
-@pytest.mark.slow
 @pytest.mark.horovod
 @pytest.mark.parametrize(
     "victim",
@@ -348,12 +337,8 @@ def test_nothing_is_left_under_mpirun(
 
 MOST_CALLS = 100  # Of both ranks on their run's folder, from their start to their first step.
 FORTY_STEPS = (
-    "--set",
-    "measure.warmup_steps=2",
-    "--set",
-    "measure.measured_steps=40",
-    "--set",
-    "train.batch_per_rank=1",
+    *("--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=40"),
+    *("--set", "train.batch_per_rank=1"),
 )
 
 
@@ -373,7 +358,6 @@ def traced(process: int, out: Path) -> Iterator[None]:
         tracer.wait(timeout=60)
 
 
-@pytest.mark.slow
 def test_ranks_leave_the_shared_folder_alone_while_they_are_measured(tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
@@ -408,23 +392,17 @@ def begun(out: Path, *words: str, engine: str = "ddp") -> subprocess.Popen[str]:
     return process
 
 
-def only(out: Path) -> Run:
-    found = scan(out)
-    assert not found.problems
-    return found.runs[0]
-
-
 @pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.nightly)])
 def test_sigusr1_to_one_rank_ends_all_after_one_step_with_a_checkpoint(tmp_path: Path, engine: str) -> None:
     process = begun(tmp_path, "--set", "checkpoint.every_steps=3", engine=engine)
     try:
-        second = next(status for status in only(tmp_path).statuses if status.rank == 1)
+        second = next(status for status in only_runs(tmp_path, 1)[0].statuses if status.rank == 1)
         os.kill(second.pid, signal.SIGUSR1)
         said = process.communicate(timeout=BOUND_S)[1]
     finally:
         process.kill()
     assert process.returncode == ExitCode.REQUEUE, said
-    run = only(tmp_path)
+    (run,) = only_runs(tmp_path, 1)
     assert run.state == "interrupted"
     step = run.interrupted.step
     assert run.interrupted.checkpoint == f"step-{step:08d}.safetensors"

@@ -1,4 +1,4 @@
-"""Real ranks train: parity over rank counts, resume bit for bit, training to a quality, accumulation, fp16."""
+"""Real ranks train: parity over rank counts, resume bit for bit, a quality, accumulation, fp16, exchanged samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from dlbench.datasets.text.corpus import load_vocabulary
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run
+from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 from tests.support.datasets import write_volumes
 from tests.support.forked_runs import run_forked
@@ -291,3 +291,116 @@ def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, t
     assert done.returncode == 2, done.stderr
     status = json.loads((tmp_path / "runs" / "second-cosmoflow-ci-p00-n0001-k00" / "rank-0000.status.json").read_text())
     assert "was trained with data." in status["reason"]
+
+
+NUM, RANKS, BATCH = 50, 2, 4
+PER_EPOCH = NUM // RANKS // BATCH
+"""Batches of a rank: 6 of 4, one sample of each rank is left out."""
+PARTIAL = ("--set", "data.staging=shard", "--set", "data.shuffle=partial:0.5", "--set", "data.partition=contiguous")
+TWO = ("--engine", "ddp", "--ranks", "2", "--set", "data.loader_workers=1")
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("volumes")
+    write_volumes(folder, NUM, seed=0)
+    return folder
+
+
+def run_that_shuffles(cli: Cli, out: Path, series: str, volumes: Path, *arguments: str | Path) -> Run:
+    done = cli(
+        *("run", "cosmoflow", "--preset", "ci", "--data", volumes, "--series", series, "--out", out),
+        *("--set", f"train.batch_per_rank={BATCH}", *arguments),
+    )
+    (run,) = [run for run in scan(out).runs if run.plan.series.id == series]
+    assert (done.returncode == 0) == (run.state == "valid"), done.stderr
+    return run
+
+
+@pytest.mark.slow
+def test_two_ranks_exchange_samples_say_so_and_go_on_bit_for_bit(cli: Cli, tmp_path: Path, volumes: Path) -> None:
+    steps = 2 * PER_EPOCH + 4
+    whole = run_that_shuffles(
+        cli,
+        tmp_path,
+        "whole",
+        volumes,
+        *(*PARTIAL, *TWO, "--set", "checkpoint.every_steps=3", "--set", "checkpoint.keep=9"),
+        *("--set", "measure.warmup_steps=1", "--set", f"measure.measured_steps={steps - 1}"),
+    )
+    record = record_of(whole)
+    shuffle = record.shuffle
+    assert shuffle is not None
+    slots = NUM // RANKS // 2
+    assert (shuffle.shuffle, shuffle.partition, shuffle.errors) == ("partial:0.5", "contiguous", ())
+    assert shuffle.exchanged_share == slots / (NUM // RANKS)
+    assert [(e.epoch, e.is_whole, e.visits, e.left_out) for e in shuffle.epochs] == [
+        *((epoch, True, PER_EPOCH * BATCH * RANKS, NUM - PER_EPOCH * BATCH * RANKS) for epoch in (0, 1)),
+        (2, False, 4 * BATCH * RANKS, NUM - PER_EPOCH * BATCH * RANKS),
+    ]
+    for epoch in shuffle.epochs[:2]:
+        # At two ranks every other draw falls to oneself.
+        assert 0 < epoch.sent == epoch.received < RANKS * slots
+        assert epoch.sent_bytes == epoch.sent * (2 * 4 * 32**3 + 16)
+    assert shuffle.epochs[1].novelty is not None
+    assert 0.1 < shuffle.epochs[1].novelty < 0.9
+    assert shuffle.held_samples_peak is not None
+    assert NUM // RANKS < shuffle.held_samples_peak <= NUM // RANKS + slots + BATCH
+    (check,) = [check for check in record.checks if check.name == "every sample once per epoch"]
+    assert check.passed
+    assert check.detail == "2 complete epochs, in each 48 samples read and 2 left out"
+    (setting,) = [setting for setting in record.settings if setting.key == "data.shuffle"]
+    assert setting.requested == setting.effective == "partial:0.5"
+    assert record.inert == ()
+    staging = record.staging
+    assert not Path(staging.nodes[0].path).exists()
+
+    # Within the second epoch: what the first exchanged is there, what the second has begun to exchange begins anew.
+    middle = whole.folder.checkpoint(PER_EPOCH + 3)
+    resumed = run_that_shuffles(
+        cli,
+        tmp_path,
+        "resumed",
+        volumes,
+        *(*PARTIAL, *TWO, "--resume", middle),
+        *("--set", "measure.warmup_steps=0", "--set", f"measure.measured_steps={steps - PER_EPOCH - 3}"),
+    )
+    went_on = record_of(resumed).shuffle
+    assert went_on.errors == ()
+    assert [(e.epoch, e.is_whole) for e in went_on.epochs] == [(1, False), (2, False)]
+    for rank in range(RANKS):
+        before, after = (read_steps(run.folder.steps(rank)).steps["loss"] for run in (whole, resumed))
+        assert list(before[PER_EPOCH + 3 :]) == list(after)
+    ends = {rank.final_parameters_sha256 for run in (whole, resumed) for rank in record_of(run).ranks}
+    assert len(ends) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_resume_with_other_ranks_or_another_shuffle_at_the_end_of_an_epoch(
+    cli: Cli, tmp_path: Path, volumes: Path
+) -> None:
+    local = ("--set", "data.shuffle=local")
+    two = run_that_shuffles(
+        cli,
+        tmp_path,
+        "two",
+        volumes,
+        *(*TWO, *local, "--set", f"checkpoint.every_steps={PER_EPOCH // 2}", "--set", "checkpoint.keep=9"),
+        *("--set", "measure.warmup_steps=1"),
+        *("--set", f"measure.measured_steps={PER_EPOCH}"),
+    )
+    end = ("--resume", two.folder.checkpoint(PER_EPOCH), "--set", "measure.warmup_steps=0")
+    one = run_that_shuffles(cli, tmp_path, "one", volumes, *ALONE, *local, *end, "--set", "measure.measured_steps=12")
+    assert any(
+        "resumed with 1 ranks after 2: samples were distributed again" in text for text in record_of(one).warnings
+    )
+    middle = ("--resume", two.folder.checkpoint(PER_EPOCH // 2))
+    for series, arguments, words in (
+        ("middle", (*local, *middle), "written within epoch 0 by 2 ranks"),
+        ("global", (), "data.shuffle 'local', the plan has 'global'"),
+        ("sorted", (*local, "--set", "data.partition=contiguous"), "data.partition 'shuffled', the plan has 'contig"),
+    ):
+        refused = run_that_shuffles(cli, tmp_path, series, volumes, *ALONE, *end, *arguments)
+        assert refused.state == "failed"
+        assert words in refused.detail

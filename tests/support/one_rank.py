@@ -18,8 +18,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.sync.engine import Engine, SingleEngine
 from dlbench.node.training.checkpoint import Progress, snapshot, write_snapshot
-from dlbench.node.training.context import RankContext
-from dlbench.node.training.instruments import RankWatch
+from dlbench.node.training.context import RankContext, RankWatch
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.run import Rank
 from dlbench.records.folder import RunFolder, create

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.out_of_core.planning import Workbench, plan_memory
-from dlbench.node.out_of_core.spans import LaneSpan
-from dlbench.node.out_of_core.tiers import Tier
+from dlbench.node.out_of_core.tiers import LaneSpan, Tier
 from dlbench.node.part import StepSchedule
 from dlbench.node.training.activations import ActivationMemory
 from dlbench.perfmodels.out_of_core.search import smallest_capacity

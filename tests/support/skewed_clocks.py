@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlbench.node.watching.agent import COMMAND, SamplerProcess
-from dlbench.node.watching.sampling import SamplerOrder
+from dlbench.node.watching.sampler import SamplerOrder
 from dlbench.records.clocks import ClockLine
 from dlbench.records.watch import NodeWatch
 

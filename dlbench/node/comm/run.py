@@ -43,7 +43,7 @@ from dlbench.node.failures import passed_on
 from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import CudaClock
-from dlbench.node.watching.core_load import CoreLoad, node_loads
+from dlbench.node.watching.agent import CoreLoad, node_loads
 from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan, CommSpec

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, require_sizes, target_fault
-from dlbench.node.data.one_lister import ALONE, IndexBroadcast
-from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
-from dlbench.node.data.sharding import Key
+from dlbench.node.data.node_sharing import ALONE, IndexBroadcast
+from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, Key, PreparedSample, Raw, path_text
 from dlbench.node.models.cosmoflow import logarithms
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import CosmoFlowModel

@@ -22,9 +22,8 @@ from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data.one_lister import ALONE, IndexBroadcast
-from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
-from dlbench.node.data.sharding import Key
+from dlbench.node.data.node_sharing import ALONE, IndexBroadcast
+from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, Key, PreparedSample, Raw, path_text
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import ResNetModel
 

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from dlbench.machine.storage import storage_reads
-from dlbench.node.data.sharding import Key
 from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
 
+Key = tuple[int, int]  # Epoch and sample index, which with the seed decide a sample's random augmentation.
 NAMES_FROM = "its folders"  # Origin of the names of files, in a description.
 _SKIP_AT_MOST = 100  # Unreadable samples in a row after which a run stops even if samples may be skipped.
 _FETCH_AHEAD_BYTES = 1 << 20
@@ -152,7 +152,7 @@ class Fetched:
     waited_ns: int = 0  # part of `fetch_ns` spent waiting for samples of other ranks
     not_arrived: tuple[Key, float] | None = None  # sample of another rank that was waited for in vain, and the seconds
     storage_bytes: int | None = None  # bytes that the kernel read from storage, with read-ahead; None if not counted
-    asked_slot: int | None = None  # slot for the batch (`loader_transport`); None without slots
+    asked_slot: int | None = None  # slot for the batch (`node_sharing`); None without slots
     slot: int | None = None  # slot that holds the batch; `batch` then has only other tensors until it is received
     new_slot_tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # those of the slot, when it is used first
     names: tuple[str, ...] = ()  # names of all tensors of the batch, if it is in a slot

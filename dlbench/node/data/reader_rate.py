@@ -29,8 +29,9 @@ from dlbench.errors import DlbenchError, ExitCode, RunError, UserError
 from dlbench.machine.page_cache import files_bytes
 from dlbench.machine.storage import call_rates, counts_reads
 from dlbench.node.data.rank_reader import CacheState, NodeCache
+from dlbench.node.data.reader import Key
 from dlbench.node.data.reader_trials import Choice, Readers, Throughput, TrialContext, choose, reading, throughput
-from dlbench.node.data.sharding import Key, ShardedOrder, keys_of
+from dlbench.node.data.sharding import ShardedOrder, keys_of
 from dlbench.node.data.source import open_reader
 from dlbench.process_tree import end_with_parent
 from dlbench.specs.base import Count, CountOrZero, Positive, Spec

@@ -15,8 +15,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from dlbench.node.data.loader import Ledger, ReadSums, end_workers, fetch_batches
-from dlbench.node.data.reader import BatchReader, DataReader, Fetched
-from dlbench.node.data.sharding import Key
+from dlbench.node.data.reader import BatchReader, DataReader, Fetched, Key
 from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
 

@@ -13,7 +13,7 @@ from dlbench.datasets.recognition import account_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
 from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import UserError
-from dlbench.node.data.one_lister import ALONE, IndexBroadcast
+from dlbench.node.data.node_sharing import ALONE, IndexBroadcast
 from dlbench.node.data.reader import DataReader
 from dlbench.specs.workload import DataSpec, DensityData, ImageData, ModelSpec, TextData
 

@@ -33,8 +33,6 @@ from dlbench.datasets.staging.samples import (
 )
 from dlbench.errors import UserError
 from dlbench.machine.cgroup import available_bytes, lies_in_memory
-from dlbench.node.background import BackgroundWorker
-from dlbench.machine.host_memory import available_bytes, lies_in_memory
 from dlbench.node.data.reader import Arrays, BadSampleError, DataReader, Raw, WrappedReader, path_text
 from dlbench.node.failures import BackgroundWorker
 from dlbench.opening import read_bytes

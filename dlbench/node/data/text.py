@@ -33,9 +33,8 @@ from dlbench.datasets.text.pretraining_hdf5 import (
 )
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.errors import UserError
-from dlbench.node.data.one_lister import ALONE, IndexBroadcast
-from dlbench.node.data.reader import Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
-from dlbench.node.data.sharding import Key
+from dlbench.node.data.node_sharing import ALONE, IndexBroadcast
+from dlbench.node.data.reader import Arrays, BadSampleError, DataReader, Key, PreparedSample, Raw, path_text
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import BertModel, ModelSpec, TextData
 

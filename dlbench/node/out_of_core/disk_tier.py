@@ -19,8 +19,6 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cgroup import lies_in_memory
-from dlbench.node.background import BackgroundWorker
-from dlbench.machine.host_memory import lies_in_memory
 from dlbench.node.failures import BackgroundWorker
 from dlbench.node.out_of_core.tiers import ALIGNMENT, FreePlaces, TierTransfer, aligned
 from dlbench.units import format_bytes

@@ -29,8 +29,7 @@ from dlbench.node.out_of_core.saved import (
     weak_reference,
     without_graph,
 )
-from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, ComputeLane, LaneSpan
-from dlbench.node.out_of_core.tiers import Tier
+from dlbench.node.out_of_core.tiers import BACKWARD, FORWARD, ComputeLane, LaneSpan, Tier
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.out_of_core.blocks import BlockCost
 from dlbench.specs.out_of_core import PlannedBlock

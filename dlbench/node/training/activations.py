@@ -24,8 +24,7 @@ from dlbench.node.out_of_core.planning import (
     far_tier,
     plan_memory,
 )
-from dlbench.node.out_of_core.spans import LaneSpan
-from dlbench.node.out_of_core.tiers import Tier
+from dlbench.node.out_of_core.tiers import LaneSpan, Tier
 from dlbench.node.page_locked import require_room
 from dlbench.node.part import Batch, Loss, StepSchedule, TrainingPart, TrialPasses
 from dlbench.node.ranks import RankPlace

@@ -12,17 +12,15 @@ from typing import Any, Literal
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import train_folder
 from dlbench.errors import EnvironmentLacksError, PeerLostError, UserError
-from dlbench.node.data.batch_copier import BatchCopier
 from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
-from dlbench.node.data.one_lister import IndexBroadcast
+from dlbench.node.data.node_sharing import IndexBroadcast
 from dlbench.node.data.rank_reader import RankReading, planned_readers
-from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import DataReader
 from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange
-from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
+from dlbench.node.data.sharding import HeldOrder, Position, ReadAudit, ShardedOrder
 from dlbench.node.data.source import open_reader, open_training, validation_path
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
-from dlbench.node.data.synthetic import SyntheticSource
+from dlbench.node.data.synthetic import BatchCopier, SyntheticSource
 from dlbench.node.data.text import arranged
 from dlbench.node.models.cosmoflow import slab
 from dlbench.node.part import Batch, TrainingPart

@@ -18,10 +18,7 @@ from dlbench.node.devices import lacking_tf32, set_tf32
 from dlbench.node.models.build import AUTOCAST_TYPES, Loss, network_of
 from dlbench.node.models.optimizers import update_evidence
 from dlbench.node.part import TrainingPart
-from dlbench.node.torch_facts import lacking_tf32, set_tf32
 from dlbench.records.record import RankSummary, Setting
-from dlbench.records.rank_summary import RankSummary
-from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 

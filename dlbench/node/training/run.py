@@ -19,6 +19,7 @@ from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.out_of_core.device_memory import (
     KEPT_FREED,
+    StepMemory,
     fits_in_memory,
     keep_freed,
     largest_batch,
@@ -26,7 +27,6 @@ from dlbench.node.out_of_core.device_memory import (
     out_of_memory,
     trim,
 )
-from dlbench.node.out_of_core.held import StepMemory
 from dlbench.node.part import Batch, Pacing, TrainingPart, plan_schedule
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.training import phases
@@ -41,8 +41,6 @@ from dlbench.node.training.checkpoint import (
 )
 from dlbench.node.training.checks import parameters_digest, planned_warnings
 from dlbench.node.training.context import RankContext
-from dlbench.node.training.fault import InjectedFault
-from dlbench.node.training.initial_weights import load_initial
 from dlbench.node.training.input_data import (
     batch_copier_of,
     open_training_data,
@@ -52,7 +50,7 @@ from dlbench.node.training.input_data import (
     steps_before,
 )
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.noise_scale import NoiseProbe
+from dlbench.node.training.optional_parts import InjectedFault, NoiseProbe, load_initial
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.precision import Kernels, Precision
 from dlbench.node.training.run_record import TrainedRank, shuffled

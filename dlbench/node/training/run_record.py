@@ -16,7 +16,7 @@ from dlbench.machine import environment
 from dlbench.machine.gpus import numa_nodes_of
 from dlbench.node.cores import RankCores, check_sharing
 from dlbench.node.data.loader import BatchSource, EvaluationSource
-from dlbench.node.data.read_audit import Audited, doubtful_epochs
+from dlbench.node.data.sharding import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set, files_account
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.devices import joined_transport, rank_gpu, torch_facts

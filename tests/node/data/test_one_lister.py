@@ -30,8 +30,8 @@ from dlbench.datasets.images.image_set import JpegTree
 from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.errors import PeerLostError, UserError
-from dlbench.node.data import one_lister
-from dlbench.node.data.one_lister import IndexBroadcast
+from dlbench.node.data import node_sharing
+from dlbench.node.data.node_sharing import IndexBroadcast
 from dlbench.node.data.source import data_set
 from dlbench.node.rendezvous import socket_address
 from dlbench.node.training.context import RankContext
@@ -173,7 +173,7 @@ def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:
     name = f"dying {os.getpid()}"
     about = f"name={name!r}, first_rank=4, local_size=2, timeout_s=60"
     code = (
-        "import os, time\nfrom dlbench.node.data.one_lister import IndexBroadcast\n"
+        "import os, time\nfrom dlbench.node.data.node_sharing import IndexBroadcast\n"
         "from dlbench.node.rendezvous import socket_address\n"
         f"mark = socket_address('index ' + {name!r} + ' 1').decode().replace(chr(0), '@')\n"
         "def dies():\n"
@@ -190,7 +190,7 @@ def test_a_rank_that_dies_while_it_lists_is_told_at_once() -> None:
 
 
 def test_other_users_get_and_give_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_lister, "is_own_user", lambda _connection: False)
+    monkeypatch.setattr(node_sharing, "is_own_user", lambda _connection: False)
     first, second = listers(2, 5.0)
     given, got = on_ranks([lambda: first.index(lambda: 1, ()), lambda: second.index(lambda: 1, ())])
     assert isinstance(given, PeerLostError), "nobody was given anything"

@@ -25,9 +25,9 @@ from dlbench.node.data import reader_rate as rate
 from dlbench.node.data import reader_trials as trials
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
 from dlbench.node.data.rank_reader import NodeCache, RankReading
-from dlbench.node.data.reader import PreparedSample, Raw
+from dlbench.node.data.reader import Key, PreparedSample, Raw
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
-from dlbench.node.data.sharding import Key, Position, ShardedOrder
+from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.specs.workload import ImageData
 from tests.support.datasets import write_volumes
 from tests.support.training_data import NumberReader

@@ -27,7 +27,6 @@ from dlbench.specs.rank_memory import memory_problem
 from dlbench.specs.requests import Request
 from tests.node.sync.test_strategies import every_plan
 from tests.support.datasets import write_volumes
-from tests.support.forked_runs import planned
 from tests.support.forked_runs import mean_losses, planned
 from tests.support.forks import run_ranks
 

@@ -33,7 +33,6 @@ from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from tests.support.datasets import write_volumes
-from tests.support.forked_runs import planned, run_forked
 from tests.support.forked_runs import mean_losses, planned, run_forked
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of

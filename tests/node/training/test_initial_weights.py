@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.training.initial_weights import load_initial
+from dlbench.node.training.optional_parts import load_initial
 from dlbench.specs.weights_file import own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
 from tests.support.one_rank import progress_at, write_checkpoint

@@ -31,7 +31,7 @@ from dlbench.node.part import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
 from dlbench.node.training.checkpoint import Checkpoint, find_checkpoint
-from dlbench.node.training.noise_scale import NoiseProbe, estimate_noise_scale
+from dlbench.node.training.optional_parts import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.pauses import Pauses
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec

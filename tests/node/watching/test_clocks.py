@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dlbench.node.watching import clocks
 from dlbench.node.watching.clocks import MAX_DRIFT_PPM, ClockFollower, ClockServer, Exchange, OffsetEstimate
-from dlbench.perfetto.clocks import make_axis
+from dlbench.perfetto.rows import make_axis
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks
 
