@@ -249,4 +249,5 @@ def test_bf16_gradients_of_cosmoflow_are_near_those_of_fp32_on_a_cpu() -> None:
         settings = {setting.key: setting.effective for setting in kernels.settings()}
         assert settings == ({} if precision == "fp32" else {"train.precision.convolutions": "fp32 in 1 of 5"})
     for exact, low in zip(gradients["fp32"], gradients["bf16"], strict=True):
-        assert (low - exact).norm() < 0.25 * exact.norm()
+        # Half of the entries of the wrong gradient are wrong, so that it is 0.5 or more apart; rounding makes 0.3.
+        assert (low - exact).norm() < 0.4 * exact.norm()
