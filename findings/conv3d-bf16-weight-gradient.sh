@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The gradient of a Conv3d's weight in bf16 on a CPU is not finite if the input is 2 voxels wide: torch leaves the product
+# The gradient of a Conv3d's weight in bf16 on a CPU is not finite if the input is 2 voxels wide (in its first
+# dimension, the depth; height and width do not matter): torch leaves the product
 # to oneDNN, whose result holds inf or nan, or values that differ from call to call. Widths of 1, 3 and 4 are right, and
 # so is torch's own kernel (torch.backends.mkldnn.flags(enabled=False)). There is no error. A network that halves
 # volumes, such as CosmoFlow at 32^3, has such a layer, and its loss leaves the one in fp32 after a few steps.
