@@ -16,14 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import FOLDER, Figure, median_interval, share_interval
-from benchmarks.shaped_cluster import (
-    RATE,
-    RATE_BYTES_PER_S,
-    lacking,
-    shaped_cluster,
-    submit,
-    wait_for,
-)
+from benchmarks.shaped_cluster import RATE, RATE_BYTES_PER_S, lacking, shaped_cluster, submit, wait_for
 from dlbench.comm.fits import Scope, fit_of
 from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.perfmodels.algorithms import counts

@@ -85,11 +85,7 @@ def times() -> Iterator[Figure]:
 
 def _figure(name: str, values: Sequence[float], unit: str, goal: str, most: float | None = None) -> Figure:
     return Figure.of(
-        values,
-        name=name,
-        unit=unit,
-        goal=goal,
-        met=lambda one: None if most is None else one.value <= most,
+        values, name=name, unit=unit, goal=goal, met=lambda one: None if most is None else one.value <= most
     )
 
 

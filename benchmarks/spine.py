@@ -36,11 +36,7 @@ def help_cost() -> Iterator[Figure]:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         values.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     yield Figure.of(
-        values[1:],
-        name="dlbench --help",
-        unit="s of CPU",
-        goal="at most 0.2",
-        met=lambda one: one.value <= 0.2,
+        values[1:], name="dlbench --help", unit="s of CPU", goal="at most 0.2", met=lambda one: one.value <= 0.2
     )
     code = "import sys, dlbench.cli\ntry:\n    dlbench.cli.cli(['--help'])\nexcept SystemExit:\n    pass\n"
     code += "sys.exit(len({'torch', 'pandas'} & set(sys.modules)))"

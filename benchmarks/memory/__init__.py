@@ -67,10 +67,7 @@ CASES = {
         blocks=(*_STAGES, "regressor.1"),
     ),
     "cosmoflow": Case(
-        title="CosmoFlow",
-        workload="cosmoflow",
-        batch=32,
-        blocks=(*_STAGES, "features.12", "regressor.1"),
+        title="CosmoFlow", workload="cosmoflow", batch=32, blocks=(*_STAGES, "features.12", "regressor.1")
     ),
 }
 

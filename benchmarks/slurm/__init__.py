@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.figures import Figure
 from benchmarks.slurm import asking, planning
 
-SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
-    "planning": planning.figures,
-    "asking": asking.figures,
-}
+SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {"planning": planning.figures, "asking": asking.figures}
 """Parts of the area, by name."""
 
 

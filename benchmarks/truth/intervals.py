@@ -232,10 +232,7 @@ def agreement() -> Figure:
                 _ends(interval_of_difference(np.log(a), np.log(b))),
                 lambda x, y: ratio_estimate(_keyed(x, "s"), _keyed(y, "t")),
             ),
-            (
-                interval_of_difference(a, b),
-                lambda x, y: difference_estimate(_keyed(x, "s"), _keyed(y, "t")),
-            ),
+            (interval_of_difference(a, b), lambda x, y: difference_estimate(_keyed(x, "s"), _keyed(y, "t"))),
             (_ends(rank_sums(np.log(a), np.log(b), LEVEL)), lambda x, y: shift_estimate(x.tolist(), y.tolist())),
             (
                 (np.sort(a)[:, places(n)[0] - 1], np.sort(a)[:, n - places(n)[0]]),

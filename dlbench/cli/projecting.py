@@ -87,10 +87,7 @@ def question_of(to: str, network: Path | None = None, **changes: Any) -> Questio
 
 
 def projected(
-    group: Ingredients,
-    question: Question,
-    rows: Sequence[LedgerRow] = (),
-    strategies: StrategiesAsked | None = None,
+    group: Ingredients, question: Question, rows: Sequence[LedgerRow] = (), strategies: StrategiesAsked | None = None
 ) -> ProjectedGroup:
     """Returns the projection of a group with all sections of its report; `rows`: the ledger of all systems."""
     target_group = None

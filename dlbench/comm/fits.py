@@ -176,12 +176,7 @@ def fit_one(
     if not lines:
         raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
     network = NetworkModel(
-        system=chosen,
-        transport=carrier,
-        collectives=lines,
-        sources=tuple(run_ids),
-        fitted=fitted,
-        fitted_to=fitted_to,
+        system=chosen, transport=carrier, collectives=lines, sources=tuple(run_ids), fitted=fitted, fitted_to=fitted_to
     )
     return NetworkFit(**vars(scope), network=network)
 

@@ -58,12 +58,7 @@ class Manifest:
 
 
 def save_manifest(
-    folder: Path,
-    *,
-    kind: str,
-    made_with: MadeWith,
-    counts: Mapping[str, int],
-    files: Iterable[FileEntry],
+    folder: Path, *, kind: str, made_with: MadeWith, counts: Mapping[str, int], files: Iterable[FileEntry]
 ) -> Manifest:
     """Writes the list of files and then the manifest, each completely or not at all. Raises OSError: disk full etc."""
     digest, count, total = hashlib.sha256(), 0, 0

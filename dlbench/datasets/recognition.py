@@ -161,11 +161,7 @@ def take_account(source: Path, kind: str) -> Account:
 
 
 def require_fitting(
-    workload: Workload,
-    *,
-    ranks: int,
-    evaluated: bool = False,
-    on_account: Callable[[Account], None] | None = None,
+    workload: Workload, *, ranks: int, evaluated: bool = False, on_account: Callable[[Account], None] | None = None
 ) -> bool:
     """Checks cheaply that a workload can use its data; validation data if it is `evaluated`. Returns False if the file
     system did not answer in time. Raises UserError: the workload cannot use the data.

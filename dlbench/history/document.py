@@ -256,10 +256,7 @@ def nodes_section(nodes: SlowMonths) -> Section:
         )
         words, brief = (
             [],
-            [
-                about,
-                "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights.",
-            ],
+            [about, "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights."],
         )
         if not nodes.exclude and not nodes.unsafe:
             words.append("No node is shown to be slow now.")

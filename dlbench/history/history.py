@@ -276,13 +276,7 @@ class History:
     """An open history."""
 
     def __init__(
-        self,
-        path: Path,
-        make: MakeEntries,
-        version: str,
-        *,
-        create: bool = False,
-        notify: Notify = lambda line: None,
+        self, path: Path, make: MakeEntries, version: str, *, create: bool = False, notify: Notify = lambda line: None
     ) -> None:
         """Opens a history, or makes one (`create`); an index of another `version` of `make` is rebuilt."""
         self.store = Store.at(path, create=create)

@@ -25,9 +25,7 @@ from dlbench.machine.sources import (
     read_line,
     read_number,
 )
-from dlbench.machine.sources import (
-    read_text as read_source_text,
-)
+from dlbench.machine.sources import read_text as read_source_text
 from dlbench.machine.storage import file_system_of, mounts
 from dlbench.opening import read_text
 from dlbench.units import format_bytes

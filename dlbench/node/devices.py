@@ -416,8 +416,5 @@ def joined_transport(ranks: Sequence[NcclTransport | dict[str, Any] | None]) -> 
         counts = [getattr(log, name) for log in logs]
         fields[name] = max((count for count in counts if count is not None), default=None)
     return NcclTransport(
-        **fields,
-        channels=dict(sorted(channels.items())),
-        warnings=tuple(warnings)[:_MAX_WARNINGS],
-        adapters=adapters,
+        **fields, channels=dict(sorted(channels.items())), warnings=tuple(warnings)[:_MAX_WARNINGS], adapters=adapters
     )

@@ -80,11 +80,7 @@ def measure(order: RunPlan | LayerOrder) -> MemoryProfile | LayerPartTimes:
     bench = workbench(plan, place, device, trial_passes(plan, model, device, precision, loss), alone)
     _, chain, rates, warnings = bench.measure()
     return MemoryProfile(
-        format="dlbench.memory-profile",
-        device=name,
-        chain=chain,
-        rates=rates,
-        warnings=(*sharing, *warnings),
+        format="dlbench.memory-profile", device=name, chain=chain, rates=rates, warnings=(*sharing, *warnings)
     )
 
 

@@ -50,12 +50,7 @@ MORE_DEMAND, NO_MORE_RATE = 1.5, 1.05
 
 
 def gathered(
-    group: Group,
-    table: RunTable,
-    *,
-    groups: Sequence[Group] = (),
-    source: str = "",
-    is_whole: bool = True,
+    group: Group, table: RunTable, *, groups: Sequence[Group] = (), source: str = "", is_whole: bool = True
 ) -> Ingredients:
     """Returns the ingredients of a group, without costs of its network. `groups`: all groups, for other batches.
     `source`: in words. `is_whole`: include scatter of nodes and power, which points only do not need.

@@ -15,15 +15,7 @@ import dlbench
 from dlbench import bundled
 from dlbench.errors import UserError, nearest
 from dlbench.removed import removed_key
-from dlbench.specs.choices import (
-    Choices,
-    WorkloadFile,
-    choose,
-    choose_system,
-    read_sizes,
-    refuse_inert,
-    why_inert,
-)
+from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes, refuse_inert, why_inert
 from dlbench.specs.comm import (
     ALGORITHMS,
     BACKENDS,
@@ -39,15 +31,7 @@ from dlbench.specs.comm import (
 from dlbench.specs.files import find
 from dlbench.specs.plan import AxisValue, LadderStep, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import (
-    KEY_OF,
-    CommRequest,
-    Request,
-    SeriesRequest,
-    parse_pairs,
-    parse_sizes,
-    shown_count,
-)
+from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes, shown_count
 from dlbench.specs.series import (
     acting_part,
     arranged,

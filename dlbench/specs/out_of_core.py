@@ -9,18 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from dlbench.specs.base import (
-    ActsIf,
-    Count,
-    CountOrZero,
-    Flag,
-    Form,
-    Fraction,
-    FromText,
-    NonNegative,
-    Positive,
-    Spec,
-)
+from dlbench.specs.base import ActsIf, Count, CountOrZero, Flag, Form, Fraction, FromText, NonNegative, Positive, Spec
 from dlbench.specs.system import FolderOfNode
 from dlbench.units import parse_bytes
 

@@ -51,11 +51,7 @@ LEAST_CAPTION = (
 )
 MAX_EVIDENCE = 80  # Characters of the source of a point's times.
 _ROW = 16
-_KINDS = {
-    "backward pass": PART_COLOURS["backward"],
-    "ready, waits": "#9aa0a6",
-    "under way": PART_COLOURS["exchange"],
-}
+_KINDS = {"backward pass": PART_COLOURS["backward"], "ready, waits": "#9aa0a6", "under way": PART_COLOURS["exchange"]}
 SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
@@ -395,7 +391,7 @@ def exchange_charts(group: ReportGroup, points: tuple[ExchangePoint, ...]) -> li
             alt=f"{words}{', '.join(figures) or 'No sums are known'}.",
             table=messages(point),
             size=(WIDE * 3 // 2, min(360, max(90, _ROW * (len(drawn) + 1)))),
-        ),
+        )
     ]
 
 

@@ -307,12 +307,7 @@ class ForecastView(GroupView):
                 return []
             return [projection_chart(group, forecast.measured, projection.targets)]
 
-        return Section(
-            headline=headline,
-            words=(*words, *unlike[:MOST_NAMED]),
-            charts=charts,
-            sheets=tuple(sheets),
-        )
+        return Section(headline=headline, words=(*words, *unlike[:MOST_NAMED]), charts=charts, sheets=tuple(sheets))
 
     def remedy(self, group: ReportGroup) -> str:
         forecast = group.of(Forecast)

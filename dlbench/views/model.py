@@ -146,11 +146,7 @@ def optional_text(text: str) -> str | None:
 
 def place_columns() -> tuple[Column[Any], ...]:
     """Returns columns of rows with `ranks` and `nodes`: two for programs, and one for people."""
-    return (
-        Column("ranks", "", "ranks"),
-        Column("nodes", "", "nodes"),
-        Column("", "At", place_of, is_brief=True),
-    )
+    return (Column("ranks", "", "ranks"), Column("nodes", "", "nodes"), Column("", "At", place_of, is_brief=True))
 
 
 @dataclass(frozen=True, kw_only=True)

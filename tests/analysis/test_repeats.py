@@ -19,13 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dlbench.analysis.comparability import (
-    NOT_SHAPING_OPTIONS,
-    averaged_id,
-    group_id,
-    is_shaping,
-    planned_id,
-)
+from dlbench.analysis.comparability import NOT_SHAPING_OPTIONS, averaged_id, group_id, is_shaping, planned_id
 from dlbench.analysis.environments import load_doubts, loads_of
 from dlbench.analysis.repeats import (
     LONGEST_S,

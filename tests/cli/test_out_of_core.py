@@ -114,10 +114,7 @@ def test_a_page_has_the_schedule_drawn(answering: Answering, tmp_path: Path) -> 
         (["resnet50"], "give --capacity"),
         (["resnet50", "--capacity", "lots"], "capacity"),
         (["resnet50", "--capacity", "0"], "must be more than no bytes"),
-        (
-            ["resnet50", "--capacity", "1GiB", "--set", "train.swap=none"],
-            "--set train.swap: is set by this command",
-        ),
+        (["resnet50", "--capacity", "1GiB", "--set", "train.swap=none"], "--set train.swap: is set by this command"),
         (["resnet50", "--capacity", "1GiB", "--json", "-o", "a.json"], "--json and -o exclude each other"),
         (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "an unknown suffix '.csv'"),
         (["nope", "--capacity", "1GiB"], "unknown workload"),

@@ -18,15 +18,7 @@ from dlbench.jobs import local
 from dlbench.jobs.local import RunOutcome, verdict
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
-from tests.support.run_factory import (
-    WORKLOAD,
-    Story,
-    Training,
-    constant,
-    plans,
-    write_run,
-    write_unfinished,
-)
+from tests.support.run_factory import WORKLOAD, Story, Training, constant, plans, write_run, write_unfinished
 
 pytestmark = pytest.mark.usefixtures("signals_as_before")
 

@@ -40,10 +40,7 @@ from dlbench.datasets.tfrecord import (
     record_offsets,
     unframe,
 )
-from dlbench.datasets.volumes import (
-    encode_volume,
-    index_density,
-)
+from dlbench.datasets.volumes import encode_volume, index_density
 from dlbench.errors import UserError
 from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.reader import BadSampleError

@@ -112,11 +112,7 @@ def runs(found: Report) -> Iterator[RunLine]:
     """All runs, whatever became of them."""
     for run in found.runs:
         yield RunLine(
-            run_id=run.run_id,
-            state=run.state,
-            why=run.failure_reason,
-            throughput=run.throughput,
-            warnings=run.warnings,
+            run_id=run.run_id, state=run.state, why=run.failure_reason, throughput=run.throughput, warnings=run.warnings
         )
 
 

@@ -89,11 +89,7 @@ def trained(plan: RunPlan, steps: int, *, forbids_waits: bool = False, counts: b
     else:
         step(steps - 1)
     return Trained(
-        losses=[loss.item() for loss in losses],
-        model=model,
-        compilation=compilation,
-        graphs=graphs,
-        kernels=launches,
+        losses=[loss.item() for loss in losses], model=model, compilation=compilation, graphs=graphs, kernels=launches
     )
 
 

@@ -259,10 +259,7 @@ def test_the_pax_format_is_refused_with_a_remedy(made: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("limits", "words"),
-    [
-        (ArchiveLimits(members=5), "more than 5 members"),
-        (ArchiveLimits(total_bytes=1000), "or 1000 B"),
-    ],
+    [(ArchiveLimits(members=5), "more than 5 members"), (ArchiveLimits(total_bytes=1000), "or 1000 B")],
 )
 def test_limits(made: Path, tmp_path: Path, limits: ArchiveLimits, words: str) -> None:
     path = repacked(made / "runs", tmp_path / "a.tar")

@@ -29,12 +29,7 @@ from dlbench.jobs.campaign.series_file import (
     series_path,
     submission_status,
 )
-from dlbench.jobs.scheduler import (
-    Answer,
-    SchedulerUnavailableError,
-    SubmissionUnknownError,
-    read_submission,
-)
+from dlbench.jobs.scheduler import Answer, SchedulerUnavailableError, SubmissionUnknownError, read_submission
 from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import write_failure, write_status

@@ -114,11 +114,7 @@ def test_what_was_raised_for_a_lost_peer_is_of_a_peer_and_all_of_it_is_kept_for_
         (OutOfMemoryError(MEMORY), ExitCode.RUN_FAILED, "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has"),
         (RuntimeError(CPU_MEMORY), ExitCode.ENVIRONMENT, "DefaultCPUAllocator: can't allocate memory: you tried to"),
         (MemoryError(), ExitCode.ENVIRONMENT, "MemoryError; reduce train.batch_per_rank, or use fewer ranks per node"),
-        (
-            OSError(12, "Cannot allocate memory"),
-            ExitCode.ENVIRONMENT,
-            "allocate memory; reduce train.batch_per_rank",
-        ),
+        (OSError(12, "Cannot allocate memory"), ExitCode.ENVIRONMENT, "allocate memory; reduce train.batch_per_rank"),
         (RuntimeError("can't start new thread"), ExitCode.ENVIRONMENT, "can't start new thread; raise the limit of"),
         (
             BlockingIOError(11, "Resource temporarily unavailable"),

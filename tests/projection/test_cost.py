@@ -28,8 +28,7 @@ def measured(*batches: int, start: float = 0.02, each: float = 0.005, noise: flo
     rng = np.random.default_rng(1)
     return [
         BatchFigures(
-            batch_per_rank=batch,
-            own_work_s=tuple((start + each * batch) * np.exp(noise * rng.standard_normal(5))),
+            batch_per_rank=batch, own_work_s=tuple((start + each * batch) * np.exp(noise * rng.standard_normal(5)))
         )
         for batch in batches
     ]

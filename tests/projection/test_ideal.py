@@ -222,11 +222,7 @@ def test_settings_replace_those_of_the_preset() -> None:
     more = ("--set", "model.num_layers=4", "--set", "data.sequence_length=512", "--set", "train.batch_per_rank=2")
     content, changed = (json.loads(run(large, *words).output) for words in ((), more))
     assert (content["overrides"], content["global_batch"]) == ({}, {"64": 256})
-    assert changed["overrides"] == {
-        "model.num_layers": 4,
-        "data.sequence_length": 512,
-        "train.batch_per_rank": 2,
-    }
+    assert changed["overrides"] == {"model.num_layers": 4, "data.sequence_length": 512, "train.batch_per_rank": 2}
     assert changed["global_batch"] == {"64": 128}
     data, less = (next(row for row in one["rows"] if row["strategy"] == "data") for one in (content, changed))
     assert less["compute_s"] < data["compute_s"] / 20

@@ -144,10 +144,7 @@ def test_throughput_is_a_step_time_of_a_known_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        (
-            ["gpus,images_per_s", "1,2"],
-            "line 1: columns 'gpus', 'images_per_s': ranks, nodes, run, step_s must appear",
-        ),
+        (["gpus,images_per_s", "1,2"], "line 1: columns 'gpus', 'images_per_s': ranks, nodes, run, step_s must appear"),
         (["ranks,nodes,samples_per_s,run", "1,1,9,a"], "line 1: .*: batch_per_rank must appear once"),
         (["ranks nodes step_s run", "1 1 1 a"], "line 1: columns 'ranks nodes step_s run': ranks, nodes"),
         (["ranks," + HEADER, "1,1,1,0.1,a"], "line 1: .*: ranks must appear once"),

@@ -150,9 +150,7 @@ NOT_RUN = {
 }
 """How commands begin that are not run here, and why. All others are run, those that submit as dry runs."""
 
-BEFORE = {
-    "watching.md": "dlbench data demo data/demo\ndlbench run cosmoflow --preset ci --ranks 2 --data synthetic",
-}
+BEFORE = {"watching.md": "dlbench data demo data/demo\ndlbench run cosmoflow --preset ci --ranks 2 --data synthetic"}
 """What the reader of a page has done already."""
 
 PLACEHOLDER = re.compile(r"\bruns/(RUN|NAME-OF-THE-RUN|NAME)\b")

@@ -273,10 +273,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "large": enlarge,
 }
 
-HARMLESS = {
-    ("archive", "zeros at its end"),
-    ("packed archive", "zeros at its end"),
-}
+HARMLESS = {("archive", "zeros at its end"), ("packed archive", "zeros at its end")}
 """What changes nothing that is read, by format and damage."""
 NO_DAMAGE = {
     ("spans", "cut"),

@@ -28,15 +28,7 @@ from dlbench.views.causes.numbers import CausePoint, CauseShare, LostPercent
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.browser import assert_well_formed, csv_rows
 from tests.support.paths import GOLDEN
-from tests.support.run_factory import (
-    NOW,
-    Story,
-    constant,
-    plans,
-    write_run,
-    write_scaling,
-    write_unfinished,
-)
+from tests.support.run_factory import NOW, Story, constant, plans, write_run, write_scaling, write_unfinished
 
 GOLDEN = GOLDEN / "report.md"
 

@@ -18,15 +18,7 @@ import pytest
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.setup import horovod, probes
-from dlbench.setup.horovod import (
-    PATCHES,
-    VERSION,
-    apply_patches,
-    build_environment,
-    cache_key,
-    install,
-    toolchain,
-)
+from dlbench.setup.horovod import PATCHES, VERSION, apply_patches, build_environment, cache_key, install, toolchain
 from dlbench.setup.probes import Probe, examine
 from tests.support.gpus import gpu_files
 

@@ -315,11 +315,7 @@ def test_no_field_of_any_file_is_told_of_in_the_validators_words() -> None:
 @pytest.mark.parametrize(
     ("wrong", "right", "said"),
     [
-        (
-            "family: cosmoflow",
-            "family: resnet50",
-            "must be resnet, bert, cosmoflow or paced, got 'resnet50'",
-        ),
+        ("family: cosmoflow", "family: resnet50", "must be resnet, bert, cosmoflow or paced, got 'resnet50'"),
         ("family: cosmoflow, ", "", "model.family: is missing: must be resnet, bert, cosmoflow or paced"),
         ("model: {family: cosmoflow, input_size: 64}", "model: 5", "model: must be keys and values: family, "),
         ("input_size: 64", "input_size: 64.0", "model.input_size: must be a whole number of 1 or more, got 64.0"),

@@ -21,23 +21,10 @@ from dlbench.report.table import Sheet
 from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
-from dlbench.views.exchange import (
-    ExchangePoint,
-    exchange_charts,
-    exchange_points,
-    times,
-)
+from dlbench.views.exchange import ExchangePoint, exchange_charts, exchange_points, times
 from dlbench.views.exchange_bound import fitted_line
 from dlbench.views.scaling_report import assemble, document_of
-from tests.support.run_factory import (
-    Story,
-    constant,
-    edit_json,
-    exchange_result,
-    plans,
-    write_run,
-    write_sweep,
-)
+from tests.support.run_factory import Story, constant, edit_json, exchange_result, plans, write_run, write_sweep
 
 SIZES = (40_000, 2_000_000, 400_000, 8_000_000, 1_000_000, 100_000)
 GRADIENTS = tuple(zip(SIZES, (0.004, 0.012, 0.018, 0.03, 0.038, 0.045), strict=True))

@@ -19,11 +19,7 @@ from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.scaling_report import assemble
-from dlbench.views.steps import (
-    RanksView,
-    StepDistribution,
-    StepsView,
-)
+from dlbench.views.steps import RanksView, StepDistribution, StepsView
 from dlbench.views.stragglers import EDGES, MapRow, RankMap, bin_title, slowest_text
 from tests.analysis.test_causes import simulate
 from tests.support.run_factory import StepTimes as Times

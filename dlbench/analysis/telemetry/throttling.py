@@ -226,7 +226,7 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
     if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in indices):
         return GpuUse(
             how=f"GPUs of {samples.host} are divided (MIG): power and energy are those of the whole board, and no "
-            "share of them is known",
+            "share of them is known"
         )
     if len({gpu.uuid for gpu in used}) == len(gpus):
         return GpuUse(gpus=gpus, how="a rank on every GPU of the node")
@@ -235,7 +235,7 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
     if 0 < len(indices) < len(used):
         return GpuUse(
             how=f"the sampler of {samples.host} could see {len(gpus)} of the {len(used)} GPUs that its ranks used, as "
-            "when Slurm hides GPUs of other tasks (slurm.gpu_bind site): the others were not sampled",
+            "when Slurm hides GPUs of other tasks (slurm.gpu_bind site): the others were not sampled"
         )
     return GpuUse(
         gpus=gpus,

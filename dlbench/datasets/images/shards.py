@@ -129,11 +129,7 @@ def shards_among(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def scan_shards(
-    folder: Path,
-    *,
-    classes: Sequence[str] | None = None,
-    first_label: int | None = None,
-    split: Split | None = None,
+    folder: Path, *, classes: Sequence[str] | None = None, first_label: int | None = None, split: Split | None = None
 ) -> ShardIndex:
     """Reads the headers of all shards of a folder. `classes`: names of the classes; None: from the shards, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of both

@@ -83,11 +83,7 @@ class Recipe(Protocol):
 
 
 def produce(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    workers: int = 1,
-    progress: Progress = lambda _done, _total, _num_bytes: None,
+    recipe: Recipe, folder: Path, *, workers: int = 1, progress: Progress = lambda _done, _total, _num_bytes: None
 ) -> Manifest:
     """Makes the missing parts of a data set; returns its manifest. Raises UserError: the folder is unsuitable."""
     made_with = dict(recipe.made_with)
@@ -148,12 +144,7 @@ def _require_same(folder: Path, verb: str, existing: tuple[str, MadeWith], reque
 
 
 def _make(
-    recipe: Recipe,
-    made_with: MadeWith,
-    folder: Path,
-    begun: IO[str],
-    workers: int,
-    progress: Progress,
+    recipe: Recipe, made_with: MadeWith, folder: Path, begun: IO[str], workers: int, progress: Progress
 ) -> Manifest:
     begun.seek(0)
     content = begun.read()
@@ -237,10 +228,4 @@ def _complete(
         entries += files[part.name]
     names = {NAME, FILES_NAME, *(entry.path for entry in entries)}
     entries += describe_files(folder, skip=names.__contains__)
-    return save_manifest(
-        folder,
-        kind=recipe.kind,
-        made_with=made_with,
-        counts=counts,
-        files=entries,
-    )
+    return save_manifest(folder, kind=recipe.kind, made_with=made_with, counts=counts, files=entries)

@@ -90,11 +90,7 @@ class SeriesMonitor:
             is_settled = is_settled and (has_no_job or run_id in ended & self._ended)
         self._ended = ended
         is_being_submitted = now.submitted < now.total and is_held(self._root, self._id)
-        return Outcome(
-            submission=now,
-            runs={**self._recorded, **by_id},
-            is_over=is_settled and not is_being_submitted,
-        )
+        return Outcome(submission=now, runs={**self._recorded, **by_id}, is_over=is_settled and not is_being_submitted)
 
 
 def wait(

@@ -78,12 +78,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
         layout=layout,
         system=system,
         comm=CommSpec(
-            backends=tuple(backends),
-            sizes=SIZES,
-            warmup=1,
-            iterations=3,
-            timeout_s=_ITERATION_S,
-            check=True,
+            backends=tuple(backends), sizes=SIZES, warmup=1, iterations=3, timeout_s=_ITERATION_S, check=True
         ),
         series=CommSeries(id=name[-64:], repeat=0, repeats=1, position=0),
         stall_timeout_s=_STALL_S,

@@ -16,14 +16,7 @@ from dlbench.node.data.text import arranged
 from dlbench.node.out_of_core.cut import BlockFunction
 from dlbench.node.out_of_core.device_memory import KEPT_FREED, peak_bytes, trim
 from dlbench.node.out_of_core.executor import OutOfCore
-from dlbench.node.out_of_core.planning import (
-    Gather,
-    MemoryPlan,
-    Workbench,
-    checkpoint_bytes,
-    far_tier,
-    plan_memory,
-)
+from dlbench.node.out_of_core.planning import Gather, MemoryPlan, Workbench, checkpoint_bytes, far_tier, plan_memory
 from dlbench.node.out_of_core.tiers import LaneSpan, Tier
 from dlbench.node.page_locked import require_room
 from dlbench.node.part import Batch, Loss, StepSchedule, TrainingPart, TrialPasses

@@ -44,11 +44,7 @@ class TrainingLoop:
     _writer: StepWriter
 
     def __init__(
-        self,
-        state: TrainState,
-        timer: PhaseTimer,
-        pauses: Pauses | None = None,
-        pacing: Pacing | None = None,
+        self, state: TrainState, timer: PhaseTimer, pauses: Pauses | None = None, pacing: Pacing | None = None
     ) -> None:
         """`pauses` acts between steps, and `pacing` decides the number of steps, if they are not None."""
         context = state.context

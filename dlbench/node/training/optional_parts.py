@@ -245,9 +245,5 @@ def estimate_noise_scale(
         if norm2 > 0 and trace > 0:
             fields["noise_scale"] = trace / norm2
     return NoiseScale(
-        small_batch=small_batch,
-        large_batch=large_batch,
-        steps=len(steps),
-        history=tuple(steps[::stride]),
-        **fields,
+        small_batch=small_batch, large_batch=large_batch, steps=len(steps), history=tuple(steps[::stride]), **fields
     )

@@ -116,9 +116,7 @@ class Rank(TrainedRank):
             self.initial_weights = load_initial(plan.checkpoint.initialize_from, self.model, plan.workload.model)
         self.loss = loss_for(plan.workload.model, train.label_smoothing)
         self.passes = trial_passes(
-            *(plan, self.model, context.device, self.precision, self.loss),
-            beat=context.beat,
-            stage=context.watch.stage,
+            *(plan, self.model, context.device, self.precision, self.loss), beat=context.beat, stage=context.watch.stage
         )
         self._add_network_parts()
         for part in self.parts:

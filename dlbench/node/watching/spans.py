@@ -171,11 +171,7 @@ class LayerWatch:
     """Watches a network's leaf modules: `open`, `enter` before each step, `leave` after it, `close`."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        clock: Clock,
-        add: AddSpan,
-        computes: Callable[[nn.Module], bool] = lambda _module: True,
+        self, model: nn.Module, clock: Clock, add: AddSpan, computes: Callable[[nn.Module], bool] = lambda _module: True
     ) -> None:
         self._model = model
         self._computes = computes

@@ -48,12 +48,7 @@ _DECISION: dict[tuple[Recompute, Swap], Decision] = {
 
 
 def fixed_plan(
-    chain: Chain,
-    rates: TransferRates | None,
-    recompute: Recompute,
-    swap: Swap,
-    *,
-    starts: Sequence[int] | None = None,
+    chain: Chain, rates: TransferRates | None, recompute: Recompute, swap: Swap, *, starts: Sequence[int] | None = None
 ) -> BlockPlan:
     """Returns the plan of a method that treats all blocks equally; its peak may exceed the capacity.
 

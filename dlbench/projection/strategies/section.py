@@ -160,10 +160,7 @@ def _point_rows(case: StrategyCase, point: PointFigures, name: str, batch: int) 
     measured_s = statistics.fmean(run.step_s for run in point.runs)
     for row in modelled:
         yield replace(
-            row,
-            measured_s=measured_s,
-            measured_memory_bytes=point.memory_bytes,
-            measured_sent_bytes=point.sent_bytes,
+            row, measured_s=measured_s, measured_memory_bytes=point.memory_bytes, measured_sent_bytes=point.sent_bytes
         )
 
 

@@ -238,12 +238,7 @@ class StrategyCase:
         if name in ("serial", *INNER):
             limit, by = limit_of_group, reason or "one rank"
         row = StrategyRow(
-            strategy=name,
-            ranks=self.layout.ranks,
-            replicas=replicas,
-            tensor_ranks=tensor,
-            limit=limit,
-            bound_by=by,
+            strategy=name, ranks=self.layout.ranks, replicas=replicas, tensor_ranks=tensor, limit=limit, bound_by=by
         )
         if size > limit_of_group:
             return replace(row, refused=f"{size} ranks share a model, at most {limit_of_group} ({reason}) can")

@@ -43,12 +43,7 @@ class SpanWriter(BlockWriter):
     def __init__(self, path: Path, header: dict[str, Any], max_bytes: int) -> None:
         content = {"format": SPANS_FORMAT, "version": SPANS_VERSION, "lanes": list(LANES), **header}
         super().__init__(
-            path,
-            content,
-            SPAN_FIELDS,
-            rows_per_block=_SPANS_PER_BLOCK,
-            max_bytes=max_bytes,
-            rank=header["rank"],
+            path, content, SPAN_FIELDS, rows_per_block=_SPANS_PER_BLOCK, max_bytes=max_bytes, rank=header["rank"]
         )
         self._names: dict[str, int] = {}
         self._num_written_names = 0

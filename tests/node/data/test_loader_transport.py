@@ -314,11 +314,7 @@ def test_a_batch_is_copied_beside_the_step_before_it_and_waited_for_on_the_devic
     ]
     assert (source.handed, source.read) == (3, 3)
     (told,) = batch_copier.settings()
-    assert (told.requested, told.effective, told.evidence) == (
-        1,
-        1,
-        "2 of 3 batches were copied on a separate stream",
-    )
+    assert (told.requested, told.effective, told.evidence) == (1, 1, "2 of 3 batches were copied on a separate stream")
 
 
 def test_host_memory_is_let_go_when_its_copy_is_done_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:

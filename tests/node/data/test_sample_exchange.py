@@ -27,12 +27,7 @@ from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import Key, NotArrivedError
 from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange, lost_mark
 from dlbench.node.data.sharding import Audited, HeldOrder, Position, ReadAudit, ShardedOrder, doubtful_epochs
-from dlbench.node.training.checkpoint import (
-    SHARED_BY,
-    Checkpoint,
-    require_same_holders,
-    trained_identity,
-)
+from dlbench.node.training.checkpoint import SHARED_BY, Checkpoint, require_same_holders, trained_identity
 from dlbench.node.training.run_record import sample_summary, shuffled
 from dlbench.specs.plan import RunPlan
 from tests.support.one_rank import progress_at, write_checkpoint

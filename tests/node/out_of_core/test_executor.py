@@ -24,13 +24,7 @@ from dlbench.errors import RunError
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.out_of_core.disk_tier import DiskTicket, DiskTier
 from dlbench.node.out_of_core.executor import OutOfCore, Prefetch
-from dlbench.node.out_of_core.host_update import (
-    GROUPS,
-    ForwardOrder,
-    HostCopies,
-    HostParameters,
-    HostUpdater,
-)
+from dlbench.node.out_of_core.host_update import GROUPS, ForwardOrder, HostCopies, HostParameters, HostUpdater
 from dlbench.node.out_of_core.planning import checkpoint_bytes
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.checkpoint import Checkpoint, snapshot

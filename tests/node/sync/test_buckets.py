@@ -172,12 +172,7 @@ def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, R
 
 
 @pytest.mark.parametrize(
-    ("engine", "carrier", "overlap"),
-    [
-        ("ddp", "gloo", True),
-        ("ddp", "nccl", False),
-        ("horovod", "gloo", False),
-    ],
+    ("engine", "carrier", "overlap"), [("ddp", "gloo", True), ("ddp", "nccl", False), ("horovod", "gloo", False)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_chunk_is_scattered_before_the_one_ahead_of_it_is_waited_for(
@@ -298,11 +293,7 @@ def test_exposed_is_what_comes_after_the_backward_pass() -> None:
     moments.add(step([3, 5, 9], [(9, 20), (20, 30), (30, 40)], backward=10))
     assert moments.sums() == sums  # medians
     assert gradient_times(moments.steps, moments.clock) == [1, 4, 9]
-    assert [tuple(m.values()) for m in moments.messages()] == [
-        (1, 2, 3),
-        (4, 6, 6),
-        (9, 13, 2),
-    ]
+    assert [tuple(m.values()) for m in moments.messages()] == [(1, 2, 3), (4, 6, 6), (9, 13, 2)]
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))

@@ -59,10 +59,7 @@ def test_networks_that_are_no_chain_of_layers_are_refused(workload: str) -> None
         planned(workload, *PIPELINE)
 
 
-@given(
-    stage_s=st.lists(st.floats(0.1, 10.0), min_size=2, max_size=5),
-    microbatches=st.integers(1, 9),
-)
+@given(stage_s=st.lists(st.floats(0.1, 10.0), min_size=2, max_size=5), microbatches=st.integers(1, 9))
 def test_the_bubble_is_that_of_microbatches_that_pass_all_stages_one_by_one(
     stage_s: list[float], microbatches: int
 ) -> None:

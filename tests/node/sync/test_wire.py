@@ -14,14 +14,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dlbench.node.sync.wire import (
-    ErrorFeedback,
-    TopkWire,
-    WireFormat,
-    build_wire,
-    entries_to_send,
-    is_dense_cheaper,
-)
+from dlbench.node.sync.wire import ErrorFeedback, TopkWire, WireFormat, build_wire, entries_to_send, is_dense_cheaper
 from dlbench.specs.sync import Wire
 
 T = TypeVar("T")

@@ -120,15 +120,7 @@ def test_every_epoch_that_begins_is_trained_and_none_begins_before_the_last_was_
 
 @pytest.mark.parametrize(
     ("warmup", "window_steps", "window"),
-    [
-        (1, 3, [0]),
-        (3, 3, [1, 2]),
-        (6, 3, [3, 4, 5]),
-        (9, 3, [3, 4, 5]),
-        (5, 1, [1]),
-        (4, 1, [3]),
-        (9, 0, []),
-    ],
+    [(1, 3, [0]), (3, 3, [1, 2]), (6, 3, [3, 4, 5]), (9, 3, [3, 4, 5]), (5, 1, [1]), (4, 1, [3]), (9, 0, [])],
 )
 def test_the_watched_window_leaves_the_first_step_out(warmup: int, window_steps: int, window: list[int]) -> None:
     course = course_of(first=7, warmup=warmup, window_steps=window_steps)

@@ -33,10 +33,7 @@ from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.spans import LANES, SpanReader, SpanWriter
 from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps
 from tests.support.paths import ROOT
-from tests.support.watch_factory import (
-    clock_line,
-    write_samples,
-)
+from tests.support.watch_factory import clock_line, write_samples
 
 Row = tuple[float, ...]
 Content = list[Row | dict[str, Any]]
@@ -295,16 +292,7 @@ def test_the_layout_is_the_one_that_is_documented(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        None,
-        [],
-        [["a", "<i8", 4]],
-        [["a", "O"]],
-        [["a", "V1000000000"]],
-        [["a", "<i8"], ["a", "<i8"]],
-    ],
-    ids=str,
+    "fields", [None, [], [["a", "<i8", 4]], [["a", "O"]], [["a", "V1000000000"]], [["a", "<i8"], ["a", "<i8"]]], ids=str
 )
 def test_a_hostile_header_is_told(path: Path, fields: object) -> None:
     path.write_bytes(forged({**FORGED, "fields": fields}, (b"", b"\0" * 10)))
@@ -314,13 +302,7 @@ def test_a_hostile_header_is_told(path: Path, fields: object) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [
-        (b"", b"\0" * 11),
-        (b"[]", b""),
-        (b"\xff\xfe", b""),
-        (b"[" * 100_000, b""),
-        (b'{"a": ' + b"9" * 5000 + b"}", b""),
-    ],
+    [(b"", b"\0" * 11), (b"[]", b""), (b"\xff\xfe", b""), (b"[" * 100_000, b""), (b'{"a": ' + b"9" * 5000 + b"}", b"")],
     ids=lambda block: repr(block)[:30],
 )
 def test_a_hostile_block_is_told(path: Path, block: tuple[bytes, bytes]) -> None:

@@ -26,15 +26,7 @@ from dlbench.views.causes.numbers import adjusted_p, stands_out
 from dlbench.views.command_reports import result_of
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.out_of_core_factory import reading_result
-from tests.support.run_factory import (
-    Story,
-    constant,
-    edit_json,
-    exchange_result,
-    plans,
-    write_run,
-    write_unfinished,
-)
+from tests.support.run_factory import Story, constant, edit_json, exchange_result, plans, write_run, write_unfinished
 from tests.support.watch_factory import watch_result, write_samples
 
 BASE = (5.0, 0.0, 30.0, 50.0, 0.0, 10.0)

@@ -24,15 +24,7 @@ from dlbench.views.quality.numbers import GroupQuality, LargeBatch, group_qualit
 from dlbench.views.quality.view import batch_verdict
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.utilisation import peak_of, utilisation
-from tests.support.run_factory import (
-    Story,
-    Training,
-    constant,
-    edit_json,
-    plans,
-    quality_plans,
-    write_run,
-)
+from tests.support.run_factory import Story, Training, constant, edit_json, plans, quality_plans, write_run
 
 MISSED = (0.2, 0.3, 0.4, 0.45)
 
