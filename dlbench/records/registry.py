@@ -59,12 +59,15 @@ def _engine_settings(run: Run) -> str:
     settings = engine.settings
     if settings is None:
         return ""
-    # The autotuner's settings are printed only if it is on, DDP's switches if they are.
+    # The autotuner's settings are printed only if it is on, DDP's switches and divided samples if they are.
+    hidden = {"work_s", "exchange_s"}
+    if engine.spatial_ranks == 1:
+        hidden.add("spatial_ranks")
     return ", ".join(
         f"{key}={value}"
         for key, value in settings.model_dump(mode="json").items()
         if value is not False
-        and key not in ("work_s", "exchange_s")
+        and key not in hidden
         and (engine.autotunes or not key.startswith("autotune"))
     )
 

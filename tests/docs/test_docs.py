@@ -368,7 +368,7 @@ def test_every_file_of_a_run_is_described() -> None:
     ("source", "pattern", "page"),
     [
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
-        ("dlbench/analysis/environments.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
+        ("dlbench/analysis/environments.py", r"^LOAD_CODES: tuple\[str, str\] = (.*)$", "measuring.md"),
         ("dlbench/node/training/checks.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/build.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
