@@ -66,9 +66,7 @@ def _engine_settings(run: Run) -> str:
     return ", ".join(
         f"{key}={value}"
         for key, value in settings.model_dump(mode="json").items()
-        if value is not False
-        and key not in hidden
-        and (engine.autotunes or not key.startswith("autotune"))
+        if value is not False and key not in hidden and (engine.autotunes or not key.startswith("autotune"))
     )
 
 
