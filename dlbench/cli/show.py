@@ -47,7 +47,7 @@ _SCHEMAS = {
     "diagnosis": "views.diagnosis.views_of",
     "estimate": "views.estimate.views_of",
     "comparison": "gate.report.ComparisonReport",
-    "trends": "history.report.TrendsReport",
+    "trends": "history.tables.TrendsReport",
     "projection": "projection.page.ProjectionReport",
     "recorded-projection": "projection.ledger.RecordedProjection",
     "ingredients": "projection.ingredients.Ingredients",
@@ -67,7 +67,7 @@ _SCHEMAS = {
     "failure": "records.status.Failure",
     "submission": "jobs.scheduler.Submission",
     "series": "jobs.campaign.series_file.SeriesFile",
-    "acknowledgement": "history.acknowledgements.Acknowledgement",
+    "acknowledgement": "history.history.Acknowledgement",
 }
 
 _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
