@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.options import FILE, F, InOrder, decorated, size_in_bytes, value_option
+from dlbench.cli.options import FILE, F, InOrder, decorated, require_room, size_in_bytes, value_option
 from dlbench.cli.report import (
     FormatName,
     check_writable,
@@ -374,7 +374,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     Example:
       dlbench comm run --ranks 2,4 --algorithms ring,direct --sizes 1KiB:64MiB
     """
-    from dlbench.cli.run import print_commands, require_here, require_room, run_all, shown
+    from dlbench.cli.run import print_commands, require_here, run_all, shown
     from dlbench.specs.requests import parse_counts
 
     comm_runs = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")

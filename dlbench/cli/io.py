@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlbench.cli import options as shared
-from dlbench.cli.options import FILE, InOrder, value_option
+from dlbench.cli.options import FILE, InOrder, require_room, value_option
 from dlbench.cli.report import emit, require_modules
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
@@ -336,7 +336,7 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
 
 
 def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
-    from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
+    from dlbench.cli.run import print_commands, require_here, run_all, runs_found, shown
 
     plans = shared.expand_request(request)
     for system in shared.systems_of(plans):

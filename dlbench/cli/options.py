@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dlbench.specs.system import SystemSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
+MAX_RANKS_PER_CORE = 64  # Without a scheduler; ranks may share cores, to try out layouts.
 
 
 def value_option(
@@ -102,6 +103,17 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
         raise UserError(
             f"{request.workload}: preset {preset} is made for GPUs, and {problem}: "
             f"{suggestion}--set meant_for=any runs it anyway"
+        )
+
+
+def require_room(plans: Sequence[LaunchPlan]) -> None:
+    """Refuses more ranks than one machine can start and measure."""
+    cores = len(os.sched_getaffinity(0))
+    ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
+    if ranks > MAX_RANKS_PER_CORE * cores:
+        raise UserError(
+            f"--ranks {ranks}: this machine takes at most {MAX_RANKS_PER_CORE * cores}, {MAX_RANKS_PER_CORE} for each "
+            f"of its {cores} cores: more would only measure how processes wait for memory and cores"
         )
 
 
@@ -444,6 +456,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
         local_plans = [plan for plan in plans if plan.system.scheduler == "none"]
         if any(plan.workload.model.computes for plan in local_plans) and not has_gpu():
             _require_preset_for_cpus(request, local_plans, cores)
+        require_room(plans)
         _require_memory(plans)
         for problem in filter(None, map(precision_problem, local_plans)):
             raise EnvironmentLacksError(problem)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
 
-MAX_RANKS_PER_CORE = 64  # Without a scheduler; ranks may share cores, to try out layouts.
-
 
 @click.command(cls=shared.GroupedCommand)
 @shared.plan_options
@@ -61,7 +59,6 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
     plans = shared.expand_request(request)
     for system_spec in shared.systems_of(plans):
         require_here(system_spec)
-    require_room(plans)
     shared.require_data(plans)
     for line in left_out(request, plans):
         click.echo(line, err=True)
@@ -169,17 +166,6 @@ def require_here(system: SystemSpec) -> None:
     from dlbench.jobs.local import require_launcher
 
     require_launcher(system)
-
-
-def require_room(plans: Sequence[LaunchPlan]) -> None:
-    """Refuses more ranks than one machine can start and measure."""
-    cores = len(os.sched_getaffinity(0))
-    ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
-    if ranks > MAX_RANKS_PER_CORE * cores:
-        raise UserError(
-            f"--ranks {ranks}: this machine takes at most {MAX_RANKS_PER_CORE * cores}, {MAX_RANKS_PER_CORE} for each "
-            f"of its {cores} cores: more would only measure how processes wait for memory and cores"
-        )
 
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:

@@ -10,8 +10,6 @@ from dlbench.specs.layers import WEIGHT_BYTES, Layer, cut_layers
 from dlbench.specs.plan import RunPlan
 from dlbench.units import counted, format_bytes
 
-BILLION = 1e9
-
 
 def backward(activations: Sequence[float], gradients: Sequence[float]) -> Iterator[tuple[float, float]]:
     """Yields the activations and gradients in memory before the backward pass of each block, from the last one on."""
@@ -52,10 +50,13 @@ def memory_problem(plan: RunPlan, limit_bytes: float, limit_source: str) -> str:
     needed_bytes = (state_share + slots) * sum(weights) + passes_bytes
     if needed_bytes <= limit_bytes:
         return ""
+    number = f"{parameters / 1e6:.4g} million"
+    if parameters >= 1e9:
+        number = f"{parameters / 1e9:.4g} billion"
     share = "a rank's share of " if state_bytes < WEIGHT_BYTES * parameters * (2 + train.optimizer.slots) else ""
     return (
         f"a rank needs at least {format_bytes(needed_bytes)}: {format_bytes(state_bytes)} for {share}parameters, "
-        f"gradients and optimizer state of {parameters / BILLION:.4g} billion parameters, and up to "
+        f"gradients and optimizer state of {number} parameters, and up to "
         f"{format_bytes(sum(activations))} for activations of {counted(samples, 'sample')}; it has "
         f"{format_bytes(limit_bytes)} ({limit_source})"
     )

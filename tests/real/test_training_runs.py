@@ -302,7 +302,7 @@ TWO = ("--engine", "ddp", "--ranks", "2", "--set", "data.loader_workers=1")
 
 @pytest.fixture(scope="module")
 def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("volumes")
+    folder = tmp_path_factory.mktemp("density") / "volumes"
     write_volumes(folder, NUM, seed=0)
     return folder
 
