@@ -23,7 +23,7 @@ from dlbench.records.scan import Run
 from dlbench.units import format_bytes
 from tests.support.forked_runs import mean_losses, run_forked
 
-STAGES, BATCH, STEPS, HIDDEN = 2, 16, 8, 256
+STAGES, BATCH, STEPS, HIDDEN = 2, 16, 8, 512
 MICROBATCHES = {"gpipe": (1, 2, 4, 8), "1f1b": (2, 4, 8)}
 LARGE = {  # Of BERT `ci`, whose sequences have 64 tokens.
     "model.hidden_size": HIDDEN,
