@@ -1,4 +1,4 @@
-"""Which runs of a figure are independent repeats: their sessions, and warnings about differing settings.
+"""Independent repeats among the runs of a figure: their sessions, and warnings about differing settings.
 
 Runs of one session share the state of a machine, and so are not independent measurements of it: variation between
 sessions does not show in the scatter within one (Hoefler and Belli, SC'15, rule 5), so a claim about a machine counts

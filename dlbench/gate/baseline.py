@@ -1,4 +1,4 @@
-"""What runs must reach: the figures of reference runs (`baseline.json`), and a throughput (`--at-least`).
+"""Figures that runs must reach: the figures of reference runs (`baseline.json`), and a throughput (`--at-least`).
 
 Keys of the file have a fixed order, so that diffs in git are readable.
 """

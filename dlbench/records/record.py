@@ -271,7 +271,7 @@ class CheckpointWrite(Spec):
 
 
 class EmulationResult(Spec):
-    """What emulated workers did: all steps of the run, warm-up included, in emulated time."""
+    """The work of emulated workers: all steps of the run, warm-up included, in emulated time."""
 
     end_s: tuple[NonNegative, ...] = Field(description="Emulated time at the end of each step, seconds.")
     updates: tuple[CountOrZero, ...] = Field(description="Updates until the end of each step.")

@@ -49,7 +49,7 @@ def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -
 
 @dataclass(frozen=True, kw_only=True)
 class Missing(_Harmless):
-    """A subject that a report lacks for want of data, and what would produce these data."""
+    """A subject that a report lacks because data is missing, and what would produce these data."""
 
     view: str
     title: str

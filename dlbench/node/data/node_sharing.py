@@ -1,4 +1,4 @@
-"""What processes of one node share: batches of loader processes, and the index of a data set that one rank lists.
+"""Data that processes of one node share: batches of loader processes, and the index of a data set that one rank lists.
 
 Loader processes: queues and events are pipes, each with one writer and one reader, because semaphores would be files in
 /dev/shm that stay if the training process is killed, and a process that is killed while it holds one blocks all others.

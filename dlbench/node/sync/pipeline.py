@@ -19,7 +19,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Batch, WholeState, settings_of
 from dlbench.node.sync.run_store import TorchRanks
 from dlbench.node.sync.timing import Clock, IntervalSums, clock_for, ring_bytes
-from dlbench.perfmodels.asynchrony import cut
+from dlbench.perfmodels.stages import cut
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import CollectiveWaits, RankGpu, Setting, StageTimes

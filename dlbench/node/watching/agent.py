@@ -1,4 +1,4 @@
-"""What a rank does to watch its node: it starts and asks the sampler, limits bytes, and counts CPU time.
+"""The agent by which a rank watches its node: it starts and asks the sampler, limits bytes, and counts CPU time.
 
 CPU time of ranks and of other processes on the ranks' cores within the measured steps is the difference of the kernel's
 counters by core (/proc/stat, proc(5)) and by process. Interrupts are not counted, since ranks' messages cause some.

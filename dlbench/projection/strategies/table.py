@@ -17,10 +17,10 @@ from itertools import chain, groupby, product
 from operator import add, attrgetter, le
 from typing import NamedTuple, Self
 
-from dlbench.perfmodels.asynchrony import cut, passed
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.stages import cut, passed
 from dlbench.projection.strategies.layers import CountedMemory, Groups, LayerTimes, MessagePrice, Prices, as_counted
 from dlbench.report.table import column
 from dlbench.report.wording import percent
