@@ -1,6 +1,6 @@
-"""Stores over which ranks meet: key-value stores on rank 0 (torch's TCPStore or Horovod's rendezvous server), and the common part of
-the engines over torch.distributed. The stores answer anyone who reaches their interface, like Gloo, NCCL and MPI: see
-docs/security.md.
+"""Stores over which ranks meet: key-value stores on rank 0 (torch's TCPStore or Horovod's rendezvous server), and the
+common part of the engines over torch.distributed. The stores answer anyone who reaches their interface, like Gloo, NCCL
+and MPI: see docs/security.md.
 """
 
 from __future__ import annotations
