@@ -232,7 +232,12 @@ def _equal_nodes(cost: MachineCost, name: str, case: IdealCase, counts: Sequence
 def _cost_section(costs: Sequence[MachineCost], *, work: str, currency: str) -> Section:
     """Returns the cost of a training by system and rank count. `work`: its samples in words."""
     names = ["system", "nodes", "ranks", "strategy", "hours", "node_hours", "kwh", "price"]
+    caption = ""
     if len({cost.system for cost in costs}) > 1:
+        caption = (
+            "Equal, within the asked counts: the fewest nodes of the other system that take at most this time, and the "
+            "most nodes that need at most this energy or price."
+        )
         figures = ("hours", "kwh", "price")
         names += [f"equal_{name}" for name in figures if all(getattr(cost, name) is not None for cost in costs)]
     unknown = dict.fromkeys(cost.system for cost in costs if cost.kwh is None)
@@ -241,8 +246,7 @@ def _cost_section(costs: Sequence[MachineCost], *, work: str, currency: str) -> 
         title="Cost by system",
         columns=columns_of(MachineCost, *names, titles={"price": currency or "Price"}),
         rows=costs,
-        caption="Equal, within the asked counts: the fewest nodes of the other system that take at most this time, and "
-        "the most nodes that need at most this energy or price.",
+        caption=caption,
         in_terminal=True,
     )
     return Section(
