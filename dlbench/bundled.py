@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Literal
 
-Folder = Literal["workloads", "systems", "slurm", "reports"]
+Folder = Literal["workloads", "systems", "slurm", "reports", "patches"]
 
 
 def folder(name: Folder) -> Path:

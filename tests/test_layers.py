@@ -171,7 +171,7 @@ def test_folders_hold_no_circle(graph: grimp.ImportGraph) -> None:
 
 
 def test_no_python_among_choices_and_templates() -> None:
-    found = [p for name in ("workloads", "systems", "slurm", "reports") for p in (ROOT / name).rglob("*.py")]
+    found = [p for name in ("workloads", "systems", "slurm", "reports", "patches") for p in (ROOT / name).rglob("*.py")]
     assert found == []
 
 

@@ -82,7 +82,7 @@ def test_printed_texts_hold_no_word_of_the_dialect() -> None:
     assert refused == []
 
 
-@pytest.mark.parametrize("folder", ["reports", "slurm", "workloads", "systems"])
+@pytest.mark.parametrize("folder", ["reports", "slurm", "workloads", "systems", "patches"])
 def test_templates_and_bundled_files_hold_no_word_of_the_dialect(folder: str) -> None:
     files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".j2", ".yaml", ".js", ".html", ".sh")]
     assert files

@@ -1,11 +1,11 @@
 """Builds Horovod from PyPI's source archive, once per toolchain, and installs the cached wheel. Horovod 0.28.1 (June
 2023) is the last release, and PyPI has only its source. It fails to compile with torch >= 2.1 (C++14), and its stall
-inspector never reports under Gloo. The archive is checked against a SHA-256, patched (`PATCHES`), and built with Gloo,
-with MPI if it is installed, and with NCCL and CUDA if torch is built for CUDA and both are installed. One patch is for
-the timeline: with HOROVOD_TIMELINE set, rank 0 waits on the host for the gradients and the end of each message
-(`NCCLAllreduce::WaitForData` and `FinalizeGPUQueue`), and negotiates nothing meanwhile; with the patch only while a
-file is open, which dlbench opens and closes between two steps. The remaining cost is that negotiated bit vectors are
-twice as long: 50 bytes more for 400 gradients (`CacheCoordinator::sync`).
+inspector never reports under Gloo. The archive is checked against a SHA-256, patched (`patches/horovod.yaml`), and
+built with Gloo, with MPI if it is installed, and with NCCL and CUDA if torch is built for CUDA and both are installed.
+One patch is for the timeline: with HOROVOD_TIMELINE set, rank 0 waits on the host for the gradients and the end of each
+message (`NCCLAllreduce::WaitForData` and `FinalizeGPUQueue`), and negotiates nothing meanwhile; with the patch only
+while a file is open, which dlbench opens and closes between two steps. The remaining cost is that negotiated bit
+vectors are twice as long: 50 bytes more for 400 gradients (`CacheCoordinator::sync`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dlbench import bundled
 from dlbench.cache import cache_folder
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.machine.cuda_parts import Nvcc, find_cuda_parts
 from dlbench.setup.probes import ask
+from dlbench.specs.files import read_yaml
 from dlbench.units import format_seconds
 
 VERSION = "0.28.1"
@@ -55,96 +57,6 @@ if torch.version.cuda:
 print(json.dumps(found))
 """
 _CUDA_FACTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
-_READBACK = """
-// Added by dlbench's build: the values in force, which no other interface tells.
-long long horovod_effective_fusion_threshold_bytes() {
-  if (!horovod_global.initialization_done) {
-    return -1;
-  }
-  return (long long)horovod_global.parameter_manager.TensorFusionThresholdBytes();
-}
-
-double horovod_effective_cycle_time_ms() {
-  if (!horovod_global.initialization_done) {
-    return -1.0;
-  }
-  return horovod_global.parameter_manager.CycleTimeMs();
-}
-
-// True: a timeline without an open file leaves the operations on GPUs as they are without a timeline.
-bool horovod_closed_timeline_is_free() { return true; }
-
-"""
-_ACTIVE = """
-  // Added by dlbench's build: whether a file is open, so that what is noted is written.
-  inline bool Active() { return Initialized() && writer_.active(); }"""
-_CUDA_CHECK = "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)"
-_CUDA_CHECK_FOR_GPUS = """\
-include(CheckLanguage)
-if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})
-    check_language(CUDA)
-endif()
-if(DEFINED ENV{HOROVOD_GPU_OPERATIONS} AND NOT CMAKE_CUDA_COMPILER)"""
-_AS_FOUR = "{} files read the same headers: for CPUs they are compiled as four"
-_GLOO = "    target_compile_definitions(gloo PRIVATE _GLIBCXX_USE_CXX11_ABI=1)\n"
-_GLOO_AS_FOUR = """\
-    if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
-        set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 13)
-        # Its ReductionFunction is another than that of algorithm.h.
-        set_source_files_properties(${PROJECT_SOURCE_DIR}/third_party/gloo/gloo/allreduce.cc
-            TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-    endif()
-"""
-_HOROVOD_AS_FOUR = """\
-add_library(${PYTORCH_TARGET_LIB} SHARED ${PYTORCH_SOURCES} ${SOURCES})
-if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
-    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)
-    set(_third 0)
-    foreach(_source IN LISTS SOURCES)
-        math(EXPR _third "(${_third} + 1) % 3")
-        set_source_files_properties(${_source} PROPERTIES UNITY_GROUP common${_third})
-    endforeach()
-endif()
-"""
-_TORCH_HEADERS = "#include <torch/extension.h>\n#include <torch/torch.h>\n"
-"""All of torch's C++ interface, which takes nearly half of the time of compiling for CPUs."""
-_USED_TORCH_HEADERS = """\
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/utils/pybind.h>
-namespace torch {
-using namespace at;
-}
-"""
-_ASK_TORCH_ONCE = """\
-# Added by dlbench's build: for CPUs all is asked in one import of torch; what follows takes seven.
-execute_process(COMMAND ${PY_EXE} -c [==[
-import os, torch
-from torch.utils.cpp_extension import CppExtension
-if torch.version.hip is None and "HOROVOD_GPU_OPERATIONS" not in os.environ and torch.compiled_with_cxx11_abi():
-    made = CppExtension("", [])
-    paths = [os.path.join(made.library_dirs[0], "lib" + name + ".so") for name in made.libraries]
-    if all(map(os.path.exists, paths)):
-        print("set(Pytorch_VERSION", torch.__version__, ")")
-        print("set(Pytorch_INCLUDE_DIRS", *("[=[" + path + "]=]" for path in made.include_dirs), ")")
-        print("set(Pytorch_LIBRARIES", *("[=[" + path + "]=]" for path in paths), ")")
-]==] OUTPUT_FILE ${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
-include(${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
-if(Pytorch_VERSION)
-    set(Pytorch_CUDA FALSE)
-    set(Pytorch_ROCM FALSE)
-    set(Pytorch_CXX11 TRUE)
-    set(Pytorch_COMPILE_FLAGS -D_GLIBCXX_USE_CXX11_ABI=1)
-    include(FindPackageHandleStandardArgs)
-    find_package_handle_standard_args(Pytorch REQUIRED_VARS Pytorch_VERSION VERSION_VAR Pytorch_VERSION)
-    return()
-endif()
-"""
-_GPU_OPERATIONS = ("nccl_operations.cc", "gpu_operations.cc", "adasum_gpu_operations.cc")
-"""Files of horovod/common/ops whose operations depend on the timeline."""
 
 
 def _first_line(*command: str) -> str:
@@ -402,83 +314,13 @@ class Patch:
     reason: str
 
 
-PATCHES = (
-    *(
-        Patch(
-            file=file,
-            old="set(CMAKE_CXX_STANDARD 14)",
-            new="set(CMAKE_CXX_STANDARD 20)",
-            reason="headers of torch >= 2.1 need C++17, newer ones C++20",
-        )
-        for file in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
-    ),
-    Patch(file="setup.py", old="'RelWithDebInfo'", new="'Release'", reason="the same -O3, without debug symbols"),
-    Patch(file="CMakeLists.txt", old=_CUDA_CHECK, new=_CUDA_CHECK_FOR_GPUS, reason="a build for CPUs needs no nvcc"),
-    Patch(file="CMakeLists.txt", old=_GLOO, new=_GLOO + _GLOO_AS_FOUR, reason=_AS_FOUR.format(38)),
-    Patch(
-        file="horovod/torch/CMakeLists.txt",
-        old="add_library(${PYTORCH_TARGET_LIB} SHARED ${SOURCES} ${PYTORCH_SOURCES})\n",
-        new=_HOROVOD_AS_FOUR,
-        reason=_AS_FOUR.format(35),
-    ),
-    *(
-        Patch(
-            file=f"horovod/torch/{file}",
-            old=_TORCH_HEADERS,
-            new=f"#if HAVE_GPU\n{_TORCH_HEADERS}{used}#endif\n",
-            reason="a build for CPUs reads only the headers of torch that it uses",
-        )
-        for file, used in {"adapter_v2.h": f"#else\n{_USED_TORCH_HEADERS}", "mpi_ops_v2.cc": ""}.items()
-    ),
-    Patch(
-        file="cmake/Modules/FindPytorch.cmake",
-        old=(_first := "list(APPEND CMAKE_PREFIX_PATH ${Pytorch_ROOT})\n"),
-        new=_first + _ASK_TORCH_ONCE,
-        reason="torch would be imported seven times",
-    ),
-    Patch(
-        file="horovod/common/gloo/gloo_controller.cc",
-        old="global_ranks_.reserve(size_)",
-        new="global_ranks_.resize(size_)",
-        reason="reserve leaves size() at 0, so the stall inspector never reports a missing rank under Gloo",
-    ),
-    Patch(
-        file="horovod/common/operations.cc",
-        old="bool horovod_gloo_built() {",
-        new=_READBACK.lstrip("\n") + "bool horovod_gloo_built() {",
-        reason="the effective fusion threshold and cycle time can be read back into the record",
-    ),
-    Patch(
-        file="horovod/common/timeline.h",
-        old="  inline short Initialized() { return initialized_.fetch_and(1); }",
-        new="  inline short Initialized() { return initialized_.fetch_and(1); }" + _ACTIVE,
-        reason="distinguishes a timeline that can be opened later from one that is open",
-    ),
-    *(
-        Patch(
-            file=f"horovod/common/ops/{file}",
-            old="timeline.Initialized()",
-            new="timeline.Active()",
-            reason="rank 0 would wait for the GPU on the host in every step of a run",
-        )
-        for file in _GPU_OPERATIONS
-    ),
-    Patch(
-        file="horovod/common/ops/cuda/CMakeLists.txt",
-        old="set(CMAKE_CUDA_STANDARD 11)",
-        new="set(CMAKE_CUDA_STANDARD 17)",
-        reason="CUDA 13 and the headers of gcc 14 no longer support C++11",
-    ),
-    Patch(
-        file="horovod/torch/cuda_util.cc",
-        old='dlopen("libcuda.so", RTLD_LAZY)',
-        new='dlopen("libcuda.so.1", RTLD_LAZY)',
-        reason="drivers install libcuda.so.1; only development packages have the name without a number",
-    ),
-    Patch(
-        file="cmake/Modules/FindPytorch.cmake",
-        old="(torch.version.cuda is not None) and (CUDA_HOME is not None)",
-        new="(torch.version.cuda is not None) and ('HOROVOD_GPU_OPERATIONS' in __import__('os').environ)",
-        reason="with torch for CUDA and an installed CUDA a half CUDA build would be made, even if not requested",
-    ),
-)
+def _read_patches() -> tuple[Patch, ...]:
+    entries = read_yaml(bundled.folder("patches") / "horovod.yaml")["patches"]
+    return tuple(
+        Patch(file=file, old=entry["old"], new=entry["new"], reason=entry["reason"])
+        for entry in entries
+        for file in entry["files"]
+    )
+
+
+PATCHES = _read_patches()
