@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": BASE | {"specs"},
     "jobs": BASE | {"specs", "records", "machine"},
     "analysis": BASE | {"specs", "records", "stats"},
-    "report": BASE | {"stats"},
+    "report": BASE | {"stats", "specs"},
     "perfetto": BASE | {"records"},
     "exports": READING,
     "history": READING | {"report"},

@@ -49,7 +49,7 @@ from dlbench.comm.wording import (
 from dlbench.lazy import np
 from dlbench.perfmodels.algorithms import counts
 from dlbench.records.comm import CommPoint, CommRecord, CommRun, CommScan
-from dlbench.report.document import BaseReport, ListedRun, without_figure
+from dlbench.report.document import BaseReport, ListedRun, definitions, without_figure
 from dlbench.report.table import column
 from dlbench.report.wording import INTERVALS, runs_text
 from dlbench.specs.base import Precision
@@ -59,36 +59,6 @@ from dlbench.units import counted, format_bytes, whole_seconds
 
 GroupT = TypeVar("GroupT", bound=MeasuredGroup)
 TITLE = "dlbench collective benchmark"
-METHODS: dict[str, str] = {
-    "Points that count": "Only points with a correct result on every rank, of runs with a valid record. All others are "
-    "listed with the reason. Warm-up iterations are not recorded.",
-    "Time": "An iteration is one operation, or several back to back if one is shorter than 2 ms; its time is divided "
-    "by their number. Ranks first wait at the carrier's own barrier. On one host the time is from the last rank's "
-    "start to the last end, otherwise it is that of the slowest rank. On GPUs ranks synchronize by a tiny all-reduce "
-    "in the stream, and the time is that of the slowest rank between events. A run's time is the median over its "
-    "iterations. MPI's all-reduce is timed in place, and out of place as osu_allreduce does; those of other libraries "
-    "in place.",
-    "Medians and intervals": "The run is the experimental unit, not the iteration. Figures are medians over runs. "
-    f"{INTERVALS} With fewer runs the range is printed, with its level. For a single run it is the middle half of its "
-    "iterations, labelled within-run, which does not show how runs differ.",
-    "algbw and busbw": "Formulas of nccl-tests: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for "
-    "all-reduce, (p - 1) / p for reduce-scatter, all-gather, scatter, gather and all-to-all, and 1 for broadcast and "
-    "reduce, with p ranks. Bytes are the size of each rank's whole buffer: for all-gather the gathered result, for "
-    "reduce-scatter the input. GB/s is 1e9 bytes per second.",
-    "Counters": "Steps, messages and bytes are counted by the transport while an algorithm runs, and must equal the "
-    "formulas exactly; a difference is a warning. Libraries do not report counters.",
-    "Fitted costs": "A message costs alpha + bytes x beta, by level (within a group, between groups, between leaf "
-    "switches) and by size; a byte reduced costs gamma. One fit for each system, carrier and type of element, with "
-    "relative errors and robust against outliers. Shared links are those that predict held-out points best. "
-    "Intervals: the fit is repeated for resampled runs (stretched to Student's t).",
-    "Predictions": "The prediction next to a measurement is by a fit without this point. The error at the largest rank "
-    "count is that of a fit to the smaller ones. Libraries choose their algorithms themselves and are not predicted. "
-    f"Algorithms with large errors (median error above {POOR_MEDIAN:.0%}, or worst above "
-    f"{POOR_WORST:.0%}) are not recommended.",
-    "Recommended": f"An algorithm is recommended if every other one is slower by more than {STAY_WITHIN:.0%}, beyond "
-    f"the scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Otherwise there is no winner.",
-    "Cost of each algorithm": COST_WORDS,
-}
 COUNTERS = {"messages": "messages", "bytes_sent": "bytes sent", "bytes_across": "bytes to other groups"}
 NOISY = 0.5  # Share of the median that the middle half of iterations may span before a point is called noisy.
 
@@ -170,7 +140,15 @@ def assemble(scan: CommScan) -> CollectivesReport:
         runs=tuple(_run(run, group_ids.get(id(run), ""), *reasons.get(id(run), ("valid", ""))) for run in scan.runs),
         damaged=table.damaged,
         environment=tuple(side_by_side(environments_of(measured)).common.items()),
-        methods=tuple(METHODS.items()),
+        methods=definitions(
+            "comm",
+            intervals=INTERVALS,
+            poor_median=POOR_MEDIAN,
+            poor_worst=POOR_WORST,
+            stay_within=STAY_WITHIN,
+            min_runs=MIN_RUNS,
+            cost_words=COST_WORDS,
+        ),
     )
 
 

@@ -17,7 +17,7 @@ from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Tar
 from dlbench.projection.strategies.table import StrategyRow
 from dlbench.report.chart_style import FORECAST, MEASURED, WIDE
 from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, Subject, figure_row, finish, inline, lines
-from dlbench.report.document import BaseReport, Card, Document, Mark, Section, methods_section, remark
+from dlbench.report.document import BaseReport, Card, Document, Mark, Section, definitions, methods_section, remark
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of, named_table
 from dlbench.report.wording import (
@@ -291,36 +291,15 @@ def projection_chart(subject: Subject, measured: Sequence[MeasuredPoint], target
     )
 
 
-METHODS = (
-    (
-        "Projection",
-        "It starts at the largest measured point (the anchor), whose step is split by causes. The model gives the "
-        "changes from there: messages at the network's costs, the slowest of more nodes, and input at the measured "
-        "rate of storage. docs/projection.md has the equations.",
-    ),
-    (
-        "Bands",
-        "A band is the middle 80 or 95 % of draws of runs, network costs, slowest nodes and the model's error, which "
-        "grows with each doubling and is estimated from held-out measured points and recorded projections. Parts are "
-        "medians and need not sum to the median step.",
-    ),
-    ("Efficiency", "Throughput per rank over that of the smallest measured point."),
-    (
-        "Ledger",
-        "Accuracy is 1 - |projected / measured - 1| of the step. The interval score is that of Gneiting and Raftery "
-        "(JASA 102, 2007) for the 80 % band, over the measured step; smaller is better. Only runs that were "
-        "planned after a projection was recorded count.",
-    ),
-)
-
-
 def document_of(report: ProjectionReport) -> Document:
     """Returns the whole report."""
     empty: tuple[str, ...] = ()
     if not report.groups and not report.ledger:
         empty = ("There is no projection.",)
     unit = next((group.sample_unit for group in report.groups), "samples")
-    methods = METHODS if report.groups else METHODS[-1:]
+    methods = definitions("projection")
+    if not report.groups:
+        methods = methods[-1:]
     cards = tuple(map(_card, report.groups))
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),

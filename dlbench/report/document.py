@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import dlbench
+from dlbench import bundled
 from dlbench.report.charts import Chart
 from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
 from dlbench.report.wording import cleaned, runs_text
+from dlbench.specs.files import read_yaml
 
 Level = Literal["answer", "evidence", "appendix"]  # Read at once; if the headline is of interest; looked up.
 
@@ -150,6 +152,12 @@ class BaseReport:
             data=self,
             **further_fields,
         )
+
+
+def definitions(subject: str, **values: object) -> tuple[tuple[str, str], ...]:
+    """Returns title and text of each method of a kind of report, with these values for the names in braces."""
+    texts = read_yaml(bundled.folder("reports") / "methods.yaml")[subject]
+    return tuple((title, text.format(**values)) for title, text in texts.items())
 
 
 def methods_section(
