@@ -4,16 +4,19 @@ it, each with a code, a sentence and a remedy.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dlbench import bundled
 from dlbench.lazy import Array, np
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import column
 from dlbench.report.wording import percent, ranks_text, sentence
+from dlbench.specs.files import read_yaml
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.multiplicity import LEAST_RUNS
 from dlbench.units import and_text
@@ -44,72 +47,6 @@ UNEXPLAINED = 0.5
 SMALL = 0.05  # Share of a step below which unexplained exchange does not matter.
 WITH_MODEL = ("serial", "data", "out-of-core")  # Strategies that the model of the step covers.
 LEAST_EXPLAINED = 0.2  # Share of the exchange that costs must explain for a projection to another exchange.
-REFUSALS = {
-    "R1": (
-        "there are fewer than {least} runs at {ranks}, too few to measure how much runs differ",
-        "repeat the runs: --repeats 5",
-    ),
-    "R2": (
-        "all measured points are on one node, so messages between nodes were never measured",
-        "measure several nodes: --nodes 1,2,4",
-    ),
-    "R3": (
-        "the cost of messages {level} was never measured",
-        "measure it: dlbench comm submit --system {system} --nodes {measured}",
-    ),
-    "R4": ("{what}", "bind each rank to its own cores, then measure again"),
-    "R5": (
-        "the network file does not fit these runs: {what}",
-        "measure the network of these runs (dlbench comm submit) and pass it with --network FILE",
-    ),
-    "R6": (
-        "the runs at {ranks} differ by {scatter} (at most {most}), so the machine changed between them",
-        "find what disturbed them (dlbench diagnose RUNS), then repeat them",
-    ),
-    "R7": ("{what}", "{other}"),
-    "R8": ("{what}", "choose a setting that has a model, or measure this one at that rank count"),
-    "R9": ("{what}", "measure that batch: --set train.batch_per_rank={batch}"),
-    "R10": (
-        "runs to the target at {batches} (at least {least} needed) and no gradient noise scale do not show how many "
-        "epochs other batches need",
-        "train to the target at three batches, or measure the noise scale: --set measure.noise_scale=true",
-    ),
-}
-"""Reason and remedy by code; braces are filled in."""
-
-SERIES_REMEDIES = {
-    "R1": f"give a row per run, at least {LEAST_RUNS} rows for each rank count",
-    "R2": f"give rows for at least {MIN_POINTS} counts of full nodes",
-    "R6": "give rows of runs on an idle machine",
-}
-"""Remedies if only step times are known, which no command of dlbench measured."""
-
-FLAGS = {
-    "F1": "only one measured point is on several nodes, so the model's error is assumed. Measure two more node counts",
-    "F2": "this is {times} times the largest measured rank count. Measure a larger one before you rely on it",
-    "F3": "{hosts} hosts are too few to measure how much hosts differ, so others are assumed to be like them. "
-    "Measure {least} or more",
-    "F4": "the slowest of {nodes:,} nodes is probably slower than any in the {observed:,} measured steps of nodes. "
-    "Measure more steps",
-    "F5": "the step needs {needed} from storage, but only {proven} was measured, at {nodes} nodes; if this is the "
-    "limit, the step takes {longest:.4g} s. Measure the storage on more nodes: dlbench io",
-    "F6": "the points were measured in {sessions} sessions, and differences between sessions affect the result. "
-    "Measure all rank counts in one session",
-    "F7": "this extrapolates the measured step times only, as {law}, because {why}. {remedy}",
-    "F8": "computing was measured on {system}; messages are priced for {other_system} by {costs}, without a run there. "
-    "Run the workload there once to see the error",
-    "F9": "links between leaf switches were never measured; {taper:.3g} times fewer than nodes' links are assumed. "
-    "Measure them: dlbench comm submit on nodes of two leaf switches",
-    "F10": "the network's costs do not explain {seconds} of the exchange, which are assumed not to change. Measure the "
-    "network with the messages of these runs: dlbench comm submit",
-    "F11": "none of the {hosts} measured hosts is slow, but up to {share} of the others may be; the band includes "
-    "this. Measure more hosts, or give the history of this system (--history DIR)",
-    "F12": "no run recorded the order of ranks below several leaf switches, so it is drawn between sorted and "
-    "shuffled. Measure on nodes of two leaf switches if Slurm reports them (topology.conf)",
-    "F13": "the points bend upwards: with a probability of {probability} the step grows faster than the logarithm, so "
-    "the upper end of the band is high. Measure {ranks} or more",
-}
-"""Reason why a figure is less certain, and what to do, by code; braces are filled in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,15 +159,22 @@ def counts_text(values: Sequence[int]) -> str:
     return and_text([f"{value:,}" for value in values])
 
 
+@functools.cache
+def code_texts() -> dict[str, Any]:
+    """Returns the tables of `reports/projection.yaml`: texts by code, with names in braces for values."""
+    return read_yaml(bundled.folder("reports") / "projection.yaml")
+
+
 def refused(code: str, target: int | None, /, **words: object) -> Refused:
     """Returns a refusal of the table. `target`: its rank count; None: all."""
-    text, remedy = (template.format(**words) for template in REFUSALS[code])
+    texts = code_texts()["refusals"][code]
+    text, remedy = texts["text"].format(**words), texts["remedy"].format(**words)
     return Refused(code=code, ranks=target, text=text, remedy=remedy)
 
 
 def flagged(code: str, /, **words: object) -> Flag:
     """Returns a flag of the table."""
-    return Flag(code=code, text=FLAGS[code].format(**words))
+    return Flag(code=code, text=code_texts()["flags"][code].format(**words))
 
 
 def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
@@ -240,9 +184,10 @@ def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "point
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
     by_points = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
     if ingredients.is_series:
-        return tuple(
-            replace(refusal, remedy=SERIES_REMEDIES.get(refusal.code, refusal.remedy)) for refusal in by_points
-        )
+        texts = code_texts()["series_remedies"]
+        values = {"least_runs": LEAST_RUNS, "least_points": MIN_POINTS}
+        remedies = {code: text.format(**values) for code, text in texts.items()}
+        return tuple(replace(refusal, remedy=remedies.get(refusal.code, refusal.remedy)) for refusal in by_points)
     if by == "points":
         return by_points
     return (*by_points, *without_model)

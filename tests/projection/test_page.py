@@ -22,7 +22,7 @@ from dlbench.projection.ingredients import (
 )
 from dlbench.projection.page import ProjectionReport, document_of, measured_points, projected_group
 from dlbench.projection.page import projection_chart as chart_of
-from dlbench.projection.projected import FLAGS, REFUSALS, Flag, Projection, Refused
+from dlbench.projection.projected import Flag, Projection, Refused, code_texts
 from dlbench.projection.spec_machine import elsewhere
 from dlbench.projection.step import project
 from dlbench.records.exchange import Message
@@ -149,7 +149,7 @@ def test_time_to_quality_of_too_few_batches_is_refused() -> None:
     section = cost_section("g", SOUND.model_copy(update={"quality": quality}), found.targets, None, "")
     assert section is not None
     assert any(note.startswith("R10: ") and "measure.noise_scale=true" in note for note in section.notes)
-    assert set(REFUSALS) == {f"R{number}" for number in range(1, 11)}
+    assert set(code_texts()["refusals"]) == {f"R{number}" for number in range(1, 11)}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_a_figure_does_not_know_is_flagged_beside_it(code: str, changes: di
     there = elsewhere(SOUND, choose_system_with_origins("p40-roce", {})[0], None) if code == "F8" else None
     found = told(changes, ranks, there)
     flags = [*found.flags, *found.targets[0].flags]
-    assert code in {one.code for one in flags} <= set(FLAGS)
+    assert code in {one.code for one in flags} <= set(code_texts()["flags"])
     assert all("{" not in one.text for one in flags)
     assert code not in {one.code for one in told({}, 16).targets[0].flags}
     if code == "F7":
