@@ -429,12 +429,12 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
 
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
-    from dlbench.perfmodels.data_sheets import PUBLISHED, Demand
+    from dlbench.perfmodels.data_sheets import Demand, published_demands
 
     if options["rate"] is not None:
         return (Demand(accelerator="accelerator", samples_per_s=options["rate"], source="--rate"),)
     if options["like"] is None:
-        return PUBLISHED.get(plan.workload.model.family, ())
+        return published_demands(plan.workload.model.family)
     from dlbench.records.scan import read_run
 
     path = Path(options["like"])
