@@ -25,6 +25,7 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
     ("export metrics", "--format"): "`dlbench report --format csv --table runs` has a line for each run",
     ("check", "--json"): "-o FILE.json writes it",
+    ("comm predict", "--topology"): "`dlbench project spec` prices the links of a system file (network)",
     ("comm submit", "--every"): _RESUME_AGAIN,
     ("comm submit", "--follow"): _RESUME_AGAIN,
     ("compare", "--json"): "-o FILE.json writes it",
@@ -49,7 +50,6 @@ KEYS = {  # Advice by section or key of a file (`sync.inside`) or by key and val
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
     "backends=horovod": "`dlbench run --engine horovod` times its exchange",
-    **dict.fromkeys(("kind=dragonfly", "kind=optical", "kind=torus"), "use fat-tree or loop"),
     "sync.inside": "ranks of a group exchange by the engine's library (gloo, mpi or nccl)",
 }
 

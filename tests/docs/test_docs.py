@@ -16,7 +16,6 @@ import pytest
 from pydantic import BaseModel
 
 from dlbench.cli import cli
-from dlbench.perfmodels.topology import read_topology
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
 from dlbench.removed import OPTIONS
@@ -334,9 +333,6 @@ def test_yaml_examples_are_valid(page: str, body: str, tmp_path: Path) -> None:
     path.write_text(body, encoding="utf-8")
     if "format: dlbench.system" in body:
         choose_system(str(path), {})
-        return
-    if body.startswith("kind: "):
-        read_topology(path)
         return
     if "format: dlbench.anchors" in body:
         AnchorFile.model_validate(read_yaml(path))
