@@ -12,6 +12,7 @@ import dlbench
 from dlbench.analysis.metrics import Metric
 from dlbench.gate.sides import GateSide, KeyDifference, Match, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import Rule, TTest, overall
+from dlbench.report.document import definitions
 from dlbench.report.table import Cell, times_cell, unit_cell
 from dlbench.report.wording import place_text, runs_text, sentence, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
@@ -30,13 +31,6 @@ FLOOR = Metric(
     higher_is_worse=False,
 )
 
-_FLOOR = (
-    "Floor",
-    "--at-least: Student's t test of the mean logarithm of the throughput, without tolerance. missed: the whole "
-    "interval is below the floor; met: above it; else inconclusive. The unit is the run, and the verdict holds "
-    "only within the session of the runs; with five sessions or more the unit is the session. The "
-    "ratio is throughput / floor: below 1 is worse.",
-)
 DAY_S = 86_400
 MAX_NAMED = 4  # Points with one verdict on their floors that the headline names.
 
@@ -159,50 +153,22 @@ def methods(
     correction = f" for all {num_compared} comparisons of this command together, by Holm's correction"
     if num_compared < 2:
         correction = "; no correction, as there is no second comparison"
+    values = {
+        "correction": correction,
+        "level": share_text(rule.level),
+        "tolerance": share_text(rule.tolerance),
+        "factor": 1 + rule.tolerance,
+        "min_runs": MIN_RUNS,
+    }
     kinds = {metric.is_floor for _, metric in _gated(points)}
+    floor, level = definitions("gate-floor", **values)
     if False not in kinds:
-        return _FLOOR, ("Level", f"{share_text(rule.level)} below the interval, and the same above{correction}.")
-    if paired:
-        test = "Student's t test of the mean logarithm of B / A over pairs."
-        unit = "The pair of interleaved runs: drift of the machine affects both sides equally."
-    else:
-        test = (
-            "Welch's t test of the difference of mean logarithms over units. With unequal sample sizes the standard "
-            "error of the pooled variance is used if it is larger. If a side has fewer than five sessions: "
-            "Student's t test with the scatter between the sessions of the other side and of the history, "
-            "s sqrt(1 + 1/k) for one against k."
-        )
-        unit = (
-            "The session, because its runs share the machine's state: the mean logarithm of its runs. Runs are of one "
-            "session while less than 12 h pass between them, for a day at most, unless the host was rebooted; one "
-            "Slurm job is one session. If one job or one command ran both sides, the unit is the run."
-        )
-    tolerated = share_text(rule.tolerance)
-    texts = [
-        ("Unit", f"{unit} Every run gives one number for each metric; steps of one run are not independent."),
-        (
-            "Ratio",
-            "Geometric mean over units of B divided by that of A, inverted if needed so that above 1 is worse. The "
-            "interval is that of the test: it leaves the level of the test below and above. Without a test the "
-            f"interval is over the runs of one session; with fewer than {MIN_RUNS} runs per side it is their range.",
-        ),
-        (
-            "Test",
-            f'{test} B is divided by {1 + rule.tolerance:.4g} first: p is of "no more than {tolerated} worse". Level '
-            f"{share_text(rule.level)}{correction}. "
-            "One-sided or two-state noise that is equal on both sides does not raise the rate of false alarms; if one "
-            "side is noisier and is sometimes slowed, the rate is 5 % and more.",
-        ),
-        (
-            "Verdicts",
-            f"regressed: p at most {share_text(rule.level)}; improved: the same test in the other direction; "
-            f"equivalent: the 90 % interval of the ratio within {tolerated} (TOST at 5 %); else inconclusive, also "
-            f"with too few sessions for a test. Fewer than {MIN_RUNS} runs on a side: insufficient.",
-        ),
-    ]
+        return floor, level
+    (_, unit), (_, test) = definitions("gate-pairs" if paired else "gate-sessions")
+    texts = definitions("gate", unit=unit, test=test, **values)
     if True in kinds:
-        texts.append(_FLOOR)
-    return tuple(texts)
+        return (*texts, floor)
+    return texts
 
 
 @dataclass(frozen=True, kw_only=True)
