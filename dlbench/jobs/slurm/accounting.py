@@ -1,10 +1,11 @@
 """Asks squeue for current jobs, and sacct for ended ones and for what they used. Slurm counts the energy of whole nodes
 with the plugin of `AcctGatherEnergyType`; that is the energy of the job only if it has its nodes exclusively (sacct(1),
-ConsumedEnergy). Reasons of pending jobs (squeue, %r) are those of Slurm's page of job reason codes and of `slurm.h`.
+ConsumedEnergy). Reasons of pending jobs are in `slurm/pending.yaml`.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -16,38 +17,16 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
+from dlbench import bundled
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
 from dlbench.jobs.slurm.environment import asked, on_cluster
 from dlbench.records.accounting import Attempt, RunAccounting, Step
 from dlbench.records.files import write_json
 from dlbench.records.scan import LaunchedRun
+from dlbench.specs.files import read_yaml
 from dlbench.units import utc_now
 
-_NEVER = (
-    (r"DependencyNeverSatisfied", "its dependency can never be satisfied"),
-    (r"BadConstraints", "no node has what it requests"),
-    (r"PartitionNodeLimit", "it requests more nodes than its partition allows"),
-    (r"PartitionTimeLimit", "it requests more time than its partition allows"),
-    (r"(QOS|Assoc)Max(Wall|Node|Cpu|Mem|GRES|Billing|Energy|BB|Unknown)\w*Per(Job|Node|User)\w*", ""),
-    (r"(QOS|Assoc)MaxWall\w*", ""),
-    (r"QOSMin\w+|QOSTimeLimit|QOSUsageThreshold", ""),
-    (
-        r"InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|\w*NotAllowed",
-        "its account, QOS or partition is not allowed",
-    ),
-    (r"ReservationDeleted", "its reservation was deleted"),
-    (r"JobHoldMaxRequeue|JobLaunchFailure|launch_failed_requeued_held|LaunchFailedRequeuedHeld", "it failed to start"),
-)
-_HELD = (
-    (r"JobHeldUser", "it is held: `scontrol release {id}` lets it start"),
-    (r"JobHeldAdmin", "an administrator holds it: ask them"),
-)
-_LATER = (
-    (r"PartitionDown|PartitionInactive", "its partition starts no jobs: ask the administrators, or cancel it"),
-    (r"(ReqNodeNotAvail|Nodes[ _]required).*", "nodes that it requests are down, drained or reserved"),
-    (r"(QOS|Assoc)(Max|Grp)\w*|AssociationJobLimit|QOSResourceLimit", "a limit of the account or QOS: others must end"),
-)
 _STUCK = "it will never start: cancel it, and submit with another request"
 
 _GONE = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
@@ -86,17 +65,24 @@ _NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or its p
 _PART_OF_ENERGY = "Slurm counted the energy of only some of the job's attempts or steps"
 
 
+@functools.cache
+def _pending_reasons() -> list[tuple[str, dict[str, str]]]:
+    """Returns the entries of `slurm/pending.yaml` with their kind: held, never or later."""
+    tables = read_yaml(bundled.folder("slurm") / "pending.yaml")
+    return [(kind, entry) for kind, entries in tables.items() for entry in entries]
+
+
 def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
     """Returns the meaning of a pending reason, empty for a normal wait, and whether the job can never start."""
-    for pattern, meaning in (*_HELD, *_NEVER, *_LATER):
-        if not re.fullmatch(pattern, reason):
+    for kind, entry in _pending_reasons():
+        if not re.fullmatch(entry["reasons"], reason):
             continue
-        if (pattern, meaning) not in _NEVER:
-            return meaning.format(id=job_id), False
+        if kind != "never":
+            return entry["advice"].format(id=job_id), False
         # A limit per user no longer holds when the user's other jobs end, unless this job alone exceeds it.
         if "PerUser" in reason and "Wall" not in reason:
             return "a limit per user: it starts when others end, or never if it alone exceeds the limit", False
-        return f"{meaning or 'it exceeds a limit of its QOS or account'}; {_STUCK}", True
+        return f"{entry['advice'] or 'it exceeds a limit of its QOS or account'}; {_STUCK}", True
     return "", False
 
 
