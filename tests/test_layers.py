@@ -15,7 +15,7 @@ import pytest
 from tests.support.paths import ROOT
 
 BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status"}
-BASE |= {"sharing", "lazy", "cache", "removed"}
+BASE |= {"sharing", "lazy", "cache"}
 """The base: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "perfmodels", "records"}
 READING = BASE | {"specs", "records", "stats", "analysis"}
@@ -35,7 +35,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cache": {"opening"},
     "sharing": {"errors"},
     "lazy": set(),
-    "removed": set(),
     "stats": BASE,
     "specs": BASE,
     "machine": BASE,

@@ -22,7 +22,6 @@ from click.shell_completion import CompletionItem
 import dlbench
 from dlbench.cli.streams import Streams, ending_of, os_error_words
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, UserError, nearest
-from dlbench.removed import removed_command
 
 if TYPE_CHECKING:
     from dlbench.specs.files import Kind
@@ -193,8 +192,7 @@ class CommandGroups(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            unknown = f"unknown command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}"
-            ctx.fail(removed_command(args) or unknown)
+            ctx.fail(f"unknown command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -14,7 +14,6 @@ import click
 from click.core import ParameterSource
 
 from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
-from dlbench.removed import removed_command
 from dlbench.units import counted, format_seconds
 
 if TYPE_CHECKING:
@@ -70,15 +69,6 @@ class InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        group = ctx.command_path.partition(" ")[2]
-        removed = removed_command([group, *args[:1]])
-        if removed is not None:
-            ctx.fail(removed)
-        return super().resolve_command(ctx, args)
 
 
 def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: int) -> None:

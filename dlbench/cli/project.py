@@ -25,7 +25,6 @@ from dlbench.cli.report import (
     where_option,
 )
 from dlbench.errors import UserError
-from dlbench.removed import respelt_projection
 
 if TYPE_CHECKING:
     from dlbench.cli.projecting import Write
@@ -43,18 +42,6 @@ MEMORY_LIMIT = value_option(
     callback=size_in_bytes,
 )
 TO = value_option("--to", "64,256", "Rank counts to project to.", required=True)
-
-
-class Sources(InOrder):
-    """The commands of `dlbench project`; command lines of earlier versions are answered with the new form."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = next(iter(args), "")
-        is_option = first.startswith("-") and first not in ctx.help_option_names
-        is_path = first != "" and first not in self.commands and Path(first).exists()
-        if is_option or is_path:
-            ctx.fail(respelt_projection(args))
-        return super().parse_args(ctx, args)
 
 
 def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -132,7 +119,7 @@ def _question_options(costs: str, scaling: str) -> Callable[[Callable[..., None]
     return functools.partial(decorated, decorators=decorators)
 
 
-@click.group(cls=Sources)
+@click.group(cls=InOrder)
 def project() -> None:
     """Project step time, throughput and efficiency to rank counts that were not measured.
 

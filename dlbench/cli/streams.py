@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TextIO, TypeGuard
 import click
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode
-from dlbench.removed import removed_option
 from dlbench.units import printable
 
 if TYPE_CHECKING:
@@ -220,10 +219,6 @@ def os_error_words(error: OSError) -> str:
 
 
 def _words_of_click(error: click.ClickException) -> str:
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        removed = removed_option(error.ctx.command_path.partition(" ")[2], error.option_name)
-        if removed is not None:
-            error = click.UsageError(removed, error.ctx)
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         option_names = {name for param in error.ctx.command.params for name in param.opts}
         use = next((use for names, use in OPTIONS_OF_OTHER_TOOLS if error.option_name in names.split()), "")

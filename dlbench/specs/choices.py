@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from dlbench.errors import UserError, close_names, nearest
-from dlbench.removed import removed_key
 from dlbench.specs.base import ActsIf, Ranks, Spec, size_in_bytes
 from dlbench.specs.engine import EngineSpec, key_for_name
 from dlbench.specs.files import find, read_yaml
@@ -102,10 +101,7 @@ def validate(model: type[ModelT], layers: SettingLayers, elsewhere: Iterable[str
         else:
             # A file cannot set keys of the other files.
             elsewhere = ()
-        removed = removed_key(path, layers.value(path))
-        if removed is not None:
-            problem = replace(problem, what=removed)
-        elif problem.known:
+        if problem.known:
             setting_key = None
             if path[-1] == "depth" and "stage_blocks" in problem.known:
                 setting_key = _DEPTH

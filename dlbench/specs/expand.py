@@ -14,7 +14,6 @@ from pydantic import ValidationError
 import dlbench
 from dlbench import bundled
 from dlbench.errors import UserError, nearest
-from dlbench.removed import removed_key
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes, refuse_inert, why_inert
 from dlbench.specs.comm import (
     ALGORITHMS,
@@ -404,10 +403,8 @@ def _comm_settings(
         backends, notes = _usual_backends(transport, system, installed)
     else:
         backends = _some_of("--backends", request.backends, BACKENDS, "known back-end")
-        for backend in backends:
-            removed = removed_key(("backends",), backend)
-            if removed is not None:
-                raise UserError(f"--backends {backend} {removed}")
+        if "horovod" in backends:  # Read in plans of earlier checkouts.
+            raise UserError("--backends horovod has been removed: `dlbench run --engine horovod` times its exchange")
     if not algorithms and not backends:
         raise UserError("--algorithms none --backends none: there is nothing to measure; name at least one of either")
     return {

@@ -718,19 +718,3 @@ def test_doctor_tells_what_is_here_and_the_remedy_for_what_is_not(cli: Cli) -> N
     assert states["Python"] == "ok"
     assert {"Cores", "PyTorch", "Horovod", "MPI", "Slurm", "NVML", "Analysis", "Data", "Checkpoints"} <= set(states)
     assert done.returncode == (5 if "problem" in states.values() else 0)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("history", "prune", "store"), "`dlbench history prune` has been removed: move the run folders"),
-        (("image", "build"), "`dlbench image` has been removed: pack the environment"),
-        (("run", "resnet50", "--set", "image.base=x"), "image: has been removed: pack the environment"),
-    ],
-)
-def test_what_has_been_removed_is_answered_with_what_to_use_instead(
-    cli: Cli, words: tuple[str, ...], sentence: str
-) -> None:
-    done = cli(*words)
-    assert done.returncode == 2
-    assert sentence in done.stderr

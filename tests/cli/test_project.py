@@ -151,23 +151,6 @@ def test_costs_of_the_other_system_are_priced_there(folder: Path) -> None:
     assert "by torch-gloo" in " ".join(ask(folder, "ingredients", "fours.json", *words).stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "new"),
-    [
-        (["given", "--to", "16"], "runs RUNS"),
-        (["--to", "16", "given"], "runs RUNS"),
-        (["given", "--against"], "score RUNS"),
-        (["--from", "made.json", "--to", "16"], "ingredients FILE"),
-        (["--points=series.csv", "--to", "16"], "points FILE.csv"),
-        (["--workload", "resnet50", "--system", "abci", "--from-spec", "--to", "8"], "spec WORKLOAD --system SYSTEM"),
-    ],
-)
-def test_earlier_spellings_are_answered_with_the_new_one(folder: Path, words: list[str], new: str) -> None:
-    result = ask(folder, *words)
-    assert result.exit_code == 2
-    assert f"is now spelt `dlbench project {new}" in result.output
-
-
 def test_a_history_says_how_many_hosts_are_slow(folder: Path, tmp_path: Path) -> None:
     """One of four hosts computes 10 % longer in each of six nights; a history of another system says nothing."""
     store, made = tmp_path / "store", tmp_path / "made.json"

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from dlbench.cli import cli
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
-from dlbench.removed import OPTIONS
 from dlbench.specs.choices import Choices, Ladder, WorkloadFile, choose, choose_system
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.problems import models_in
@@ -244,7 +243,7 @@ def test_commands_in_the_text_exist_with_their_options(page: Path) -> None:
         # Of a group, `dlbench project --set`, the options of its commands.
         parameters = [param for one in (command, *getattr(command, "commands", {}).values()) for param in one.params]
         known = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
-        known |= {option for name, option in OPTIONS if words[: len(name.split())] == tuple(name.split())} | {"--help"}
+        known |= {"--help"}
         wrong = [word for word in rest if word.startswith("-") and word.split("=")[0] not in known]
         assert not wrong, f"{span}: {wrong}"
 
