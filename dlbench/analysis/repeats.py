@@ -46,7 +46,7 @@ class Circumstances:
     def moment(self) -> float:
         """The end in seconds since 1970; -inf if it is not known, so that such runs are one session."""
         try:
-            return datetime.fromisoformat(self.finished.replace("Z", "+00:00")).timestamp()
+            return datetime.fromisoformat(self.finished).timestamp()
         except (ValueError, OverflowError, OSError):
             return float("-inf")
 
@@ -86,8 +86,8 @@ def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
     session_by_job: dict[str, str] = {}
     boots: dict[str, str] = {}
     session, first, last = "", 0.0, 0.0
-    for run_id in sorted(runs, key=lambda run_id: (runs[run_id].moment, run_id)):
-        run, moment = runs[run_id], runs[run_id].moment
+    for moment, run_id in sorted((run.moment, run_id) for run_id, run in runs.items()):
+        run = runs[run_id]
         host, _, boot = run.boot.rpartition(" ")
         is_other_boot = bool(boot) and boots.get(host, boot) != boot
         if not session or moment - last > PAUSE_S or moment - first > LONGEST_S or is_other_boot:

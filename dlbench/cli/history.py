@@ -318,8 +318,10 @@ def slow_nodes(
     from dlbench.history.document import nodes_document
     from dlbench.history.entry import parse_where
     from dlbench.history.slow_months import slow_months
+    from dlbench.history.trends import damaged_runs, dated
 
-    report = slow_months(open_store(store).entries(parse_where(where)))
+    entries = open_store(store).entries(parse_where(where))
+    report = slow_months(dated(entries), damaged_runs(entries))
     if exclude:
         from dlbench.analysis.slow_nodes import TO_EXCLUDE
 

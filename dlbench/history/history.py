@@ -103,21 +103,25 @@ class Store:
         """Returns the folders of runs, relative to the store, with the time of their last change (nanoseconds)."""
         changed_by_folder: dict[str, int] = {}
 
-        def folders(path: Path, prefix: str) -> Iterator[os.DirEntry[str]]:
-            for entry in sorted(os.scandir(path), key=attrgetter("name")):
-                if not entry.is_dir(follow_symlinks=False) or entry.name.startswith("."):
-                    continue
-                if _RUN_NAME.fullmatch(entry.name):
-                    yield entry
-                else:
-                    on_ignored(f"{prefix}/{entry.name}")
+        def folders(path: Path | int, prefix: str) -> Iterator[os.DirEntry[str]]:
+            with os.scandir(path) as entries:
+                for entry in sorted(entries, key=attrgetter("name")):
+                    if not entry.is_dir(follow_symlinks=False):
+                        continue
+                    if _RUN_NAME.fullmatch(entry.name):
+                        yield entry
+                    elif not entry.name.startswith("."):
+                        on_ignored(f"{prefix}{entry.name}")
 
         if self.runs.is_symlink():
             raise RunError(f"{self.runs}: is a link, not a folder of this history; remove it")
         try:
-            for month in folders(self.runs, "runs"):
-                for entry in folders(Path(month.path), f"runs/{month.name}"):
-                    changed_by_folder[f"runs/{month.name}/{entry.name}"] = entry.stat(follow_symlinks=False).st_mtime_ns
+            for month in folders(self.runs, "runs/"):
+                prefix = f"runs/{month.name}/"
+                # Relative to a descriptor the system looks up one name, not a path, for each of many runs.
+                with folder_below(self.path, self.runs.name, month.name) as descriptor:
+                    for entry in folders(descriptor, prefix):
+                        changed_by_folder[prefix + entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
         except FileNotFoundError:
             # Another process deleted a folder, or the whole history.
             return changed_by_folder if self.runs.is_dir() else {}

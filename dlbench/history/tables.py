@@ -222,15 +222,16 @@ def trends_of(
     entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED, acknowledged: Sequence[Acknowledgement] = ()
 ) -> TrendsReport:
     """Returns the report of a history; metrics are names of `dlbench.analysis.metrics.METRICS`."""
-    runs = list(entries)
-    with_figures = [run for run in dated(runs) if run.group and run.figures]
+    entries = list(entries)
+    runs, damaged = dated(entries), damaged_runs(entries)
+    with_figures = [run for run in runs if run.group and run.figures]
     return TrendsReport(
         as_of=max((run.finished for run in with_figures), default=""),
         num_runs=len(with_figures),
-        num_without=len(runs) - len(with_figures),
+        num_without=len(entries) - len(with_figures),
         series=tuple(trends(runs, [metric for metric in METRICS if metric.name in metrics], acknowledged)),
-        nodes=slow_months(runs),
-        damaged=damaged_runs(runs),
+        nodes=slow_months(runs, damaged),
+        damaged=damaged,
         methods=METHODS,
     )
 

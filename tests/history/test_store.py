@@ -163,7 +163,9 @@ def test_entries_survive_the_index(made: Path) -> None:
     odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n\t": "\u00e9\\"}
     entries = open_history(made).entries()
     for number, environment in enumerate((odd, {}, odd)):
-        entries[number] = dataclasses.replace(entries[number], environment=environment, label="a\tlabel\n", repeat=number)
+        entries[number] = dataclasses.replace(
+            entries[number], environment=environment, label="a\tlabel\n", repeat=number
+        )
     for told in (entries, entries[:1], entries[:2], entries[:3] * 5):
         line = to_line(told)
         assert from_line(line, len(told)) == told
