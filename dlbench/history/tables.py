@@ -277,10 +277,11 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
 
 
 class NightOfSeries(NamedTuple):
-    """A night, and the series that has it."""
+    """A night, the series that has it, and its level in words."""
 
     series: Trend
     night: Night
+    level: str
 
     @property
     def median(self) -> str:
@@ -293,10 +294,6 @@ class NightOfSeries(NamedTuple):
     @property
     def runs(self) -> str:
         return ", ".join(amount_text(value, self.series.unit) for value in self.night.values)
-
-    @property
-    def level(self) -> str:
-        return level_text(self.series.levels[self.night.level].value)
 
 
 class HostInMonth(NamedTuple):
@@ -382,7 +379,8 @@ def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
     """Returns every night of some series; people see the table with the chart of a series."""
     rows: list[NightOfSeries] = []
     for trend in series:
-        rows += [NightOfSeries(trend, night) for night in trend.nights]
+        levels = [level_text(level.value) for level in trend.levels]
+        rows += [NightOfSeries(trend, night, levels[night.level]) for night in trend.nights]
     return Sheet(
         name="nights",
         title="Nights",
