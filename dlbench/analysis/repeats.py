@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from dlbench.analysis.environments import NOT_SET, Difference, Doubt, order_of, side_by_side, without_names
 from dlbench.records.scan import Run
@@ -34,8 +35,7 @@ _WHERE_LOADED = frozenset({"mpi.library", *(f"variable.{name}" for name in _INTE
 """Libraries and networks that a run records only if it uses them: a run without one does not differ."""
 
 
-@dataclass(frozen=True)
-class Circumstances:
+class Circumstances(NamedTuple):
     """Time, job and boot of a run, which decide its session."""
 
     finished: str  # End of the run, UTC, ISO 8601.
