@@ -207,6 +207,8 @@ def trends(
     followed = metrics or FOLLOWED
     opened = open_store(store)
     report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    # The entries of a long history take as much memory as its page.
+    del opened
     emit(trends_document(report), chosen, output, table or "changes")
     for line in report.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)

@@ -139,19 +139,17 @@ def to_line(entries: Sequence[HistoryEntry]) -> str:
 
 
 def _column(values: Sequence[Any]) -> list[Any]:
-    value_by_text: dict[str, Any] = {}
-    position_by_text: dict[str, int] = {}
-    positions = []
-    for value in values:
-        # Its text as the key distinguishes 1 from 1.0, and not every value is hashable.
-        text = repr(value)
-        value_by_text[text] = value
-        positions.append(position_by_text.setdefault(text, len(position_by_text)))
+    # Texts as keys distinguish 1 from 1.0, and not every value is hashable.
+    texts = list(map(repr, values))
+    value_by_text = dict(zip(texts, values, strict=True))
     different = list(value_by_text.values())
     if len(different) == 1:
         return [different]
     # Positions of values that are nearly all different would only be more to read.
-    return [different, positions] if 2 * len(different) <= len(values) else [list(values)]
+    if 2 * len(different) > len(values):
+        return [list(values)]
+    position_by_text = {text: position for position, text in enumerate(value_by_text)}
+    return [different, [position_by_text[text] for text in texts]]
 
 
 def from_line(text: str, count: int) -> list[HistoryEntry]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import gc
 import itertools
 import json
 import os
@@ -359,14 +358,7 @@ class History:
             self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
 
     def _catch_up(self) -> None:
-        # Entries have no cycles: garbage collection would only take time, a sixth of that of a page.
-        is_collecting = gc.isenabled()
-        gc.disable()
-        try:
-            rows, problem = self._index.read()
-        finally:
-            if is_collecting:
-                gc.enable()
+        rows, problem = self._index.read()
         if problem:
             self._notify(f"{self._index.path}: {problem}; the index is rebuilt")
         listing = self.store.listing(lambda folder: self._notify(f"{folder!a}: not a name of a run; ignored"))
