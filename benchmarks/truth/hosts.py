@@ -18,6 +18,7 @@ from dlbench.analysis.slow_nodes import HostSessions, verdicts_of
 from dlbench.analysis.stragglers import largest_by_host, medians_of_others
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.slow_months import SlowMonths, slow_months
+from dlbench.history.trends import dated
 
 HOSTS = 64
 NIGHTS = 30
@@ -150,7 +151,7 @@ def month(seed: int, slow: Mapping[str, float], job_sd: float, slow_link: str = 
                     for host in hosts
                 )
                 entries.append(_entry(night, job, repeat, told))
-    return slow_months(entries)
+    return slow_months(dated(entries))
 
 
 def _entry(night: int, job: int, repeat: int, hosts: tuple[HostEntry, ...]) -> HistoryEntry:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from dlbench.analysis.environments import NOT_SET, Difference, Doubt, order_of, side_by_side, without_names
 from dlbench.records.scan import Run
@@ -34,8 +34,7 @@ _WHERE_LOADED = frozenset({"mpi.library", *(f"variable.{name}" for name in _INTE
 """Libraries and networks that a run records only if it uses them: a run without one does not differ."""
 
 
-@dataclass(frozen=True)
-class Circumstances:
+class Circumstances(NamedTuple):
     """Time, job and boot of a run, which decide its session."""
 
     finished: str  # End of the run, UTC, ISO 8601.
@@ -46,7 +45,7 @@ class Circumstances:
     def moment(self) -> float:
         """The end in seconds since 1970; -inf if it is not known, so that such runs are one session."""
         try:
-            return datetime.fromisoformat(self.finished.replace("Z", "+00:00")).timestamp()
+            return datetime.fromisoformat(self.finished).timestamp()
         except (ValueError, OverflowError, OSError):
             return float("-inf")
 
@@ -86,8 +85,8 @@ def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
     session_by_job: dict[str, str] = {}
     boots: dict[str, str] = {}
     session, first, last = "", 0.0, 0.0
-    for run_id in sorted(runs, key=lambda run_id: (runs[run_id].moment, run_id)):
-        run, moment = runs[run_id], runs[run_id].moment
+    for moment, run_id in sorted((run.moment, run_id) for run_id, run in runs.items()):
+        run = runs[run_id]
         host, _, boot = run.boot.rpartition(" ")
         is_other_boot = bool(boot) and boots.get(host, boot) != boot
         if not session or moment - last > PAUSE_S or moment - first > LONGEST_S or is_other_boot:

@@ -207,6 +207,8 @@ def trends(
     followed = metrics or FOLLOWED
     opened = open_store(store)
     report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    # The entries of a long history take as much memory as its page.
+    del opened
     emit(trends_document(report), chosen, output, table or "changes")
     for line in report.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
@@ -318,8 +320,10 @@ def slow_nodes(
     from dlbench.history.document import nodes_document
     from dlbench.history.entry import parse_where
     from dlbench.history.slow_months import slow_months
+    from dlbench.history.trends import damaged_runs, dated
 
-    report = slow_months(open_store(store).entries(parse_where(where)))
+    entries = open_store(store).entries(parse_where(where))
+    report = slow_months(dated(entries), damaged_runs(entries))
     if exclude:
         from dlbench.analysis.slow_nodes import TO_EXCLUDE
 

@@ -192,10 +192,11 @@ def changed(group: Ingredients, costs: NetworkModel | None, question: Question) 
 def _slow_hosts(history: Path, system: str) -> SlowHosts:
     """Returns the number of slow hosts of a system from its history. Raises `UserError`: it compares none."""
     from dlbench.history.slow_months import slow_months
+    from dlbench.history.trends import dated
 
     entries = open_store(history).entries()
     num_compared, slow_ratios = 0, []
-    for host in slow_months(entry for entry in entries if system in ("", entry.system)).hosts:
+    for host in slow_months(dated(entry for entry in entries if system in ("", entry.system))).hosts:
         if host.current is None or host.verdict == "too few sessions":
             continue
         num_compared += 1

@@ -112,7 +112,7 @@ def _point(point: SidePoint) -> BaselinePoint:
         **{name: getattr(point, name) for name in _SHARED_FIELDS},
         **vars(point.content),
         runs=tuple(
-            BaselineRun(run_id=run.run_id, **vars(run.circumstances), figures=dict(run.figures)) for run in runs
+            BaselineRun(run_id=run.run_id, **run.circumstances._asdict(), figures=dict(run.figures)) for run in runs
         ),
     )
 

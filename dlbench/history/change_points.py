@@ -311,7 +311,8 @@ def _winsorized(logs: Array, limit: float = math.inf) -> Array:
     # Below this, rounding of the logarithms.
     if scale < 1e-12:
         return np.zeros(len(logs))
-    around = np.median(np.lib.stride_tricks.sliding_window_view(logs, 2 * MAX_OUTLIERS + 1), axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(logs, 2 * MAX_OUTLIERS + 1)
+    around = np.partition(windows, MAX_OUTLIERS, axis=1)[:, MAX_OUTLIERS]
     around = np.concatenate([np.repeat(around[0], MAX_OUTLIERS), around, np.repeat(around[-1], MAX_OUTLIERS)])
     nights = around + np.clip(logs - around, -_CLIP * scale, _CLIP * scale)
     return np.asarray(np.clip((nights - np.median(nights)) / scale, -limit, limit))
@@ -383,12 +384,18 @@ def _step_model(n: int) -> _ChangeModel:
 
 @dataclass(frozen=True)
 class _TestedStep:
+    before: Array  # Logarithms of the nights before the step.
+    after: Array
     place: int  # Likeliest first night after the step.
     evidence: float  # Logarithm of the Bayes factor, over all places.
-    effect: float  # Hodges and Lehmann's shift of the logarithms.
     earliest: int  # 95 % interval of the place.
     latest: int
     spread: float  # Logarithm of the effective number of likely places.
+
+    @functools.cached_property
+    def effect(self) -> float:
+        """Hodges and Lehmann's shift of the logarithms."""
+        return float(np.median(self.after[:, None] - self.before))
 
 
 def _test_step(logs: Array, start: int, end: int) -> _TestedStep:
@@ -396,7 +403,8 @@ def _test_step(logs: Array, start: int, end: int) -> _TestedStep:
     part = logs[start:end]
     nights = _winsorized(part, _LIMIT)
     if not nights.any():
-        return _TestedStep(start + MIN_SEGMENT, -math.inf, 0.0, start + MIN_SEGMENT, start + MIN_SEGMENT, 0.0)
+        place = start + MIN_SEGMENT
+        return _TestedStep(nights[:1], nights[:1], place, -math.inf, earliest=place, latest=place, spread=0.0)
     factors = clear = _step_model(len(part)).log_factors(nights)
     if np.logaddexp.reduce(factors) > 0 and np.abs(nights).max() >= _LIMIT:
         # The place of a clear step is best determined from its full height.
@@ -412,9 +420,10 @@ def _test_step(logs: Array, start: int, end: int) -> _TestedStep:
     earliest = int(np.searchsorted(chances, 0.025)) + MIN_SEGMENT
     latest = int(np.searchsorted(chances, 0.975)) + MIN_SEGMENT
     return _TestedStep(
+        before=part[:place],
+        after=part[place:],
         place=start + place,
         evidence=evidence,
-        effect=float(np.median(part[place:, None] - part[:place])),
         earliest=start + min(earliest, place),
         latest=start + max(min(latest, len(part) - MIN_SEGMENT), place),
         spread=total - float(factors.max()),

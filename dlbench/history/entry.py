@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +17,6 @@ PLAIN = (
     *("system", "workload", "preset", "engine", "ranks", "nodes", "slurm_job_id", "commit"),
 )
 
-# Fields that runs of one job mostly share, besides their environment and hosts: parsed once for many entries.
-_OF_JOB = ("label", "nodes", "preset", "ranks", "side", "slurm_job_id", "state", "system", "tags", "variant", "why")
 _EXAMPLES = {"tag": "commit", "environment": "host"}
 
 
@@ -86,9 +83,9 @@ def _sorted_json(tags: Mapping[str, str]) -> str:
     return json.dumps(dict(tags), sort_keys=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HistoryEntry:
-    """A run of a history."""
+    """A run of a history; with slots a hundred thousand take half the memory."""
 
     run_id: str
     folder: str  # Path of the run's folder below the store; without a store its path.
@@ -129,44 +126,59 @@ class HistoryEntry:
 
     def to_dict(self) -> dict[str, Any]:
         content = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        return content | {"hosts": [dataclasses.asdict(host) for host in self.hosts]}
-
-    def to_text(self) -> str:
-        """Returns the entry as a line: four JSON texts with tabs between, first those that runs of one job share."""
-        content = self.to_dict()
-        shared = [content.pop("environment"), content.pop("hosts"), {name: content.pop(name) for name in _OF_JOB}]
-        return "\t".join(json.dumps(part, sort_keys=True, allow_nan=False) for part in [*shared, content])
-
-    @classmethod
-    def from_text(cls, text: str) -> HistoryEntry:
-        """Returns the entry of a `to_text`. Raises `ValueError`, `KeyError`, `TypeError`: the text is not an entry."""
-        environment, hosts, job_fields, run_fields = text.split("\t")
-        entry = object.__new__(cls)
-        # A frozen dataclass sets its fields one by one, which takes as long as parsing their JSON. Two single fields
-        # first: updating an empty dictionary from a whole one copies its table of keys, three times as large.
-        fields = vars(entry)
-        fields["environment"], fields["hosts"] = _environment(environment), _hosts(hosts)
-        fields.update(_job_fields(job_fields))
-        fields.update(json.loads(run_fields))
-        if fields.keys() != _FIELDS:
-            raise TypeError(f"not an entry: {sorted(fields.keys() ^ _FIELDS)}")
-        return entry
+        return content | {"hosts": [dict(vars(host)) for host in self.hosts]}
 
 
-@functools.lru_cache(maxsize=64)
-def _environment(text: str) -> dict[str, str]:
+def to_line(entries: Sequence[HistoryEntry]) -> str:
+    """Returns entries as one line of JSON: by field its different values and, unless it has one or each entry its own,
+    for each entry the position of its value.
+    """
+    rows = [entry.to_dict() for entry in entries]
+    columns = {name: _column([row[name] for row in rows]) for name in _FIELDS}
+    return json.dumps(columns, sort_keys=True, allow_nan=False, separators=(",", ":"))
+
+
+def _column(values: Sequence[Any]) -> list[Any]:
+    # Texts as keys distinguish 1 from 1.0, and not every value is hashable.
+    texts = list(map(repr, values))
+    value_by_text = dict(zip(texts, values, strict=True))
+    different = list(value_by_text.values())
+    if len(different) == 1:
+        return [different]
+    # Positions of values that are nearly all different would only be more to read.
+    if 2 * len(different) > len(values):
+        return [list(values)]
+    position_by_text = {text: position for position, text in enumerate(value_by_text)}
+    return [different, [position_by_text[text] for text in texts]]
+
+
+def from_line(text: str, count: int) -> list[HistoryEntry]:
+    """Returns the `count` entries of a `to_line`. Raises `ValueError`, `TypeError`, `AttributeError`, `IndexError`: the
+    text is no such line.
+    """
+    columns = json.loads(text)
+    if columns.keys() != _FIELDS:
+        raise TypeError(f"not entries: {sorted(columns.keys() ^ _FIELDS)}")
+    entries = [object.__new__(HistoryEntry) for _ in range(count)]
+    for name, (values, *positions) in columns.items():
+        if name == "environment":
+            values = list(map(_interned, values))
+        elif name == "hosts":
+            values = [tuple(HostEntry(**host) for host in hosts) for hosts in values]
+        if positions:
+            values = [values[position] for position in positions[0]]
+        elif len(values) == 1:
+            values *= count
+        # The constructor of a frozen dataclass takes several times as long.
+        set_value = getattr(HistoryEntry, name).__set__
+        for entry, value in zip(entries, values, strict=True):
+            set_value(entry, value)
+    return entries
+
+
+def _interned(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment with interned texts: a hundred thousand runs would otherwise take a gigabyte."""
-    return {sys.intern(name): sys.intern(value) for name, value in json.loads(text).items()}
-
-
-@functools.lru_cache(maxsize=64)
-def _hosts(text: str) -> tuple[HostEntry, ...]:
-    return tuple(HostEntry(**host) for host in json.loads(text))
-
-
-@functools.lru_cache(maxsize=64)
-def _job_fields(text: str) -> dict[str, Any]:
-    return dict(json.loads(text))
+    return {sys.intern(name): sys.intern(value) for name, value in environment.items()}
 
 
 _FIELDS = frozenset(item.name for item in dataclasses.fields(HistoryEntry))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import gc
+import itertools
 import json
 import os
 import re
@@ -33,7 +33,7 @@ from typing import Literal
 from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
-from dlbench.history.entry import HistoryEntry, matches
+from dlbench.history.entry import HistoryEntry, from_line, matches, to_line
 from dlbench.opening import delete_below, folder_below, kind_of, open_file
 from dlbench.records.files import Named, sync_folder, write_atomic, write_json
 from dlbench.records.folder import RunFolder
@@ -48,8 +48,9 @@ _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 # Names of `Store.room`: no other folders are deleted.
 _ROOM_NAME = re.compile(r"\d+\.[0-9a-f]{8}")
-INDEX_VERSION = 4  # Version of the file format; entries have a version of their own.
-SPARE_LINES = 64  # Obsolete lines that an index may have, in addition to as many as it has runs.
+INDEX_VERSION = 5  # Version of the file format; entries have a version of their own.
+SPARE_LINES = 64  # Lines that an index may have, in addition to one for each `BATCH` runs, before it is written anew.
+LINE_RUNS = 4096  # Maximum runs of a line: more would be read hardly faster, and take more memory.
 Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds), and the entry.
 BATCH = 64  # Runs that are read together, and written to the index together.
 MakeEntries = Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]  # An entry per folder, in order.
@@ -101,21 +102,25 @@ class Store:
         """Returns the folders of runs, relative to the store, with the time of their last change (nanoseconds)."""
         changed_by_folder: dict[str, int] = {}
 
-        def folders(path: Path, prefix: str) -> Iterator[os.DirEntry[str]]:
-            for entry in sorted(os.scandir(path), key=attrgetter("name")):
-                if not entry.is_dir(follow_symlinks=False) or entry.name.startswith("."):
-                    continue
-                if _RUN_NAME.fullmatch(entry.name):
-                    yield entry
-                else:
-                    on_ignored(f"{prefix}/{entry.name}")
+        def folders(path: Path | int, prefix: str) -> Iterator[os.DirEntry[str]]:
+            with os.scandir(path) as entries:
+                for entry in sorted(entries, key=attrgetter("name")):
+                    if not entry.is_dir(follow_symlinks=False):
+                        continue
+                    if _RUN_NAME.fullmatch(entry.name):
+                        yield entry
+                    elif not entry.name.startswith("."):
+                        on_ignored(f"{prefix}{entry.name}")
 
         if self.runs.is_symlink():
             raise RunError(f"{self.runs}: is a link, not a folder of this history; remove it")
         try:
-            for month in folders(self.runs, "runs"):
-                for entry in folders(Path(month.path), f"runs/{month.name}"):
-                    changed_by_folder[f"runs/{month.name}/{entry.name}"] = entry.stat(follow_symlinks=False).st_mtime_ns
+            for month in folders(self.runs, "runs/"):
+                prefix = f"runs/{month.name}/"
+                # Relative to a descriptor the system looks up one name, not a path, for each of many runs.
+                with folder_below(self.path, self.runs.name, month.name) as descriptor:
+                    for entry in folders(descriptor, prefix):
+                        changed_by_folder[prefix + entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
         except FileNotFoundError:
             # Another process deleted a folder, or the whole history.
             return changed_by_folder if self.runs.is_dir() else {}
@@ -223,39 +228,38 @@ def is_there(path: Path) -> bool:
 
 
 class Index:
-    """The file: its version, then lines of runs (change time of the folder, entry), the last of each folder counts."""
+    """The file: its version, then a line for the runs of each writing: the change times of their folders (JSON), a tab,
+    their entries (`to_line`). The last entry of a folder counts.
+    """
 
     def __init__(self, path: Path, version: str) -> None:
         self.path = path
-        self._head = f"{json.dumps({'format': 'dlbench.history-index', 'version': f'{INDEX_VERSION}: {version}'})}\n"
+        head = {"format": "dlbench.history-index", "version": f"{INDEX_VERSION}: {version}"}
+        self._head = f"{json.dumps(head)}\n".encode()
         self._is_whole = False
         """Whether lines may be appended; otherwise the file is missing, damaged, or of another version."""
 
     def read(self) -> tuple[dict[str, Row], str]:
         """Returns the readable rows, by folder, and the problem of the file, empty if it has none."""
+        rows: dict[str, Row] = {}
+        num_lines = num_damaged = 0
         try:
             # A link could lead out of the store.
             with open_file(self.path, follow=False) as file:
-                head, *lines, end = file.read().decode().split("\n")
+                if file.readline() != self._head:
+                    return {}, "was made by another version of dlbench, or is not an index"
+                for line in file:
+                    num_lines += 1
+                    try:
+                        rows |= _rows(line)
+                    except (ValueError, TypeError, AttributeError, IndexError):
+                        num_damaged += 1
         except FileNotFoundError:
             return {}, ""
         except OSError as error:
             return {}, error.strerror or str(error)
-        except ValueError:
-            return {}, "is not an index"
-        if f"{head}\n" != self._head:
-            return {}, "was made by another version of dlbench, or is not an index"
-        rows: dict[str, Row] = {}
-        is_damaged = end != ""
-        for line in lines:
-            changed_ns, _, entry = line.partition(" ")
-            try:
-                parsed = HistoryEntry.from_text(entry)
-                rows[parsed.folder] = (int(changed_ns), parsed)
-            except (ValueError, KeyError, TypeError):
-                is_damaged = True
-        self._is_whole = not is_damaged and len(lines) <= 2 * len(rows) + SPARE_LINES
-        return rows, "is damaged" if is_damaged else ""
+        self._is_whole = not num_damaged and num_lines <= len(rows) / BATCH + SPARE_LINES
+        return rows, "is damaged" if num_damaged else ""
 
     def write(self, new: Mapping[str, Row], every: Mapping[str, Row]) -> None:
         """Appends the new rows, or writes a missing or damaged file with every row. Raises `OSError`."""
@@ -264,12 +268,31 @@ class Index:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(_lines(new))
         else:
-            write_atomic(self.path, self._head.encode() + _lines(every), follow=False)
+            write_atomic(self.path, self._head + _lines(every), follow=False)
             self._is_whole = True
 
 
 def _lines(rows: Mapping[str, Row]) -> bytes:
-    return "".join(f"{changed_ns} {entry.to_text()}\n" for changed_ns, entry in rows.values()).encode()
+    lines = []
+    remaining = iter(rows.values())
+    while chosen := list(itertools.islice(remaining, LINE_RUNS)):
+        changed_ns, entries = zip(*chosen, strict=True)
+        lines.append(f"{json.dumps(changed_ns)}\t{to_line(entries)}\n".encode())
+    return b"".join(lines)
+
+
+def _rows(line: bytes) -> dict[str, Row]:
+    """Returns the rows of a line, by folder. Raises errors as `from_line`: it is damaged, or was not written to its
+    end.
+    """
+    changed, _, text = line.decode().partition("\t")
+    if not text.endswith("\n"):
+        raise ValueError("not written to its end")
+    changed_ns = json.loads(changed)
+    rows = {}
+    for folder_changed_ns, entry in zip(changed_ns, from_line(text, len(changed_ns)), strict=True):
+        rows[entry.folder] = (int(folder_changed_ns), entry)
+    return rows
 
 
 class History:
@@ -335,14 +358,7 @@ class History:
             self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
 
     def _catch_up(self) -> None:
-        # Entries have no cycles: garbage collection would only take time, a sixth of that of a page.
-        is_collecting = gc.isenabled()
-        gc.disable()
-        try:
-            rows, problem = self._index.read()
-        finally:
-            if is_collecting:
-                gc.enable()
+        rows, problem = self._index.read()
         if problem:
             self._notify(f"{self._index.path}: {problem}; the index is rebuilt")
         listing = self.store.listing(lambda folder: self._notify(f"{folder!a}: not a name of a run; ignored"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
@@ -13,7 +13,7 @@ from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSess
 from dlbench.history.change_points import ChangePoint, change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import change_cell, day, day_if_any, evidence_text, ratio_cell
-from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_seconds_text
+from dlbench.history.trends import UTC_FORMAT, by_night, utc_seconds_text
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, slow_link_text
 from dlbench.specs.hostlist import compressed
@@ -128,10 +128,10 @@ class _HostNight:
         return self.end[:7]
 
 
-def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
-    """Returns the state of all hosts of valid runs on two hosts or more; copies of a run count once."""
-    all_entries = list(entries)
-    runs = dated(all_entries)
+def slow_months(runs: Sequence[HistoryEntry], damaged: Sequence[str] = ()) -> SlowMonths:
+    """Returns the state of all hosts of runs on two hosts or more; `runs` are those of `dated`, `damaged` of
+    `damaged_runs`.
+    """
     counted = [run for run in runs if run.compares_hosts]
     months = sorted({run.finished[:7] for run in counted})
     nights_by_host: dict[str, list[_HostNight]] = {}
@@ -178,7 +178,7 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
         num_without=len(runs) - len(counted),
         exclude=tuple(host for host in slow if SAFE_HOST.fullmatch(host)),
         unsafe=tuple(host for host in slow if not SAFE_HOST.fullmatch(host)),
-        damaged=damaged_runs(all_entries),
+        damaged=tuple(damaged),
     )
 
 

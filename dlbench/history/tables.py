@@ -151,15 +151,16 @@ def trends_of(
     entries: Iterable[HistoryEntry], metrics: Sequence[str] = FOLLOWED, acknowledged: Sequence[Acknowledgement] = ()
 ) -> TrendsReport:
     """Returns the report of a history; metrics are names of `dlbench.analysis.metrics.METRICS`."""
-    runs = list(entries)
-    with_figures = [run for run in dated(runs) if run.group and run.figures]
+    entries = list(entries)
+    runs, damaged = dated(entries), damaged_runs(entries)
+    with_figures = [run for run in runs if run.group and run.figures]
     return TrendsReport(
         as_of=max((run.finished for run in with_figures), default=""),
         num_runs=len(with_figures),
-        num_without=len(runs) - len(with_figures),
+        num_without=len(entries) - len(with_figures),
         series=tuple(trends(runs, [metric for metric in METRICS if metric.name in metrics], acknowledged)),
-        nodes=slow_months(runs),
-        damaged=damaged_runs(runs),
+        nodes=slow_months(runs, damaged),
+        damaged=damaged,
         methods=definitions(
             "history",
             min_evidence=MIN_EVIDENCE,
@@ -220,10 +221,11 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
 
 
 class NightOfSeries(NamedTuple):
-    """A night, and the series that has it."""
+    """A night, the series that has it, and its level in words."""
 
     series: Trend
     night: Night
+    level: str
 
     @property
     def median(self) -> str:
@@ -236,10 +238,6 @@ class NightOfSeries(NamedTuple):
     @property
     def runs(self) -> str:
         return ", ".join(amount_text(value, self.series.unit) for value in self.night.values)
-
-    @property
-    def level(self) -> str:
-        return level_text(self.series.levels[self.night.level].value)
 
 
 class HostInMonth(NamedTuple):
@@ -325,7 +323,8 @@ def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
     """Returns every night of some series; people see the table with the chart of a series."""
     rows: list[NightOfSeries] = []
     for trend in series:
-        rows += [NightOfSeries(trend, night) for night in trend.nights]
+        levels = [level_text(level.value) for level in trend.levels]
+        rows += [NightOfSeries(trend, night, levels[night.level]) for night in trend.nights]
     return Sheet(
         name="nights",
         title="Nights",

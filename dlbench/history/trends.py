@@ -86,15 +86,17 @@ def moment_of(text: str) -> datetime | None:
 
 
 def trends(
-    entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
+    runs: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
 ) -> list[Trend]:
-    """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric."""
+    """Returns the trend of every metric of every point with figures, by label, rank count, node count and metric;
+    `runs` are those of `dated`.
+    """
     points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
-    for entry in dated(entries):
-        if entry.group:
-            points.setdefault(entry.key, []).append(entry)
+    for run in runs:
+        if run.group:
+            points.setdefault(run.key, []).append(run)
     courses: list[_Course] = []
-    for key in sorted(points, key=lambda key: (min(run.label for run in points[key]), key)):
+    for key in sorted(points, key=lambda key: (min({run.label for run in points[key]}), key)):
         nights = by_night(points[key])
         for metric in metrics:
             course = _course(metric, nights)

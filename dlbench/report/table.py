@@ -116,8 +116,9 @@ class Column(Generic[R]):
         value: Value = reader(self.source)(row)
         return value
 
-    def cell(self, row: R) -> Cell:
-        return cell_of(reader(self.text or self.source)(row), self.unit, self.limit)
+    def cells(self, rows: Iterable[R]) -> list[Cell]:
+        read = reader(self.text or self.source)
+        return [cell_of(read(row), self.unit, self.limit) for row in rows]
 
     def data(self, row: R) -> tuple[Datum, ...]:
         value = self.value(row)
@@ -327,9 +328,8 @@ class Sheet(Generic[R]):
         if brief and any(column.is_brief for column in columns):
             columns = [column for column in columns if column.is_brief]
         lines = []
-        for row in rows:
-            cells = tuple(column.cell(row) for column in columns)
-            lines.append(TextRow(cells, self.kind(row)))
+        for row, *cells in zip(rows, *(column.cells(rows) for column in columns), strict=True):
+            lines.append(TextRow(tuple(cells), self.kind(row)))
         return TextTable(tuple(clean(column.title) for column in columns), tuple(lines))
 
     @property

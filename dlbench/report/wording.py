@@ -124,7 +124,7 @@ def _fixed(value: float, decimals: int) -> str:
 
 
 def _joined(parts: tuple[str, str]) -> str:
-    return " ".join(part for part in parts if part)
+    return " ".join(filter(None, parts))
 
 
 def _number_parts(value: float, unit: str) -> tuple[str, str]:

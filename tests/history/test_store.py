@@ -28,7 +28,7 @@ from dlbench.analysis.table import tabulate
 from dlbench.cli.report import runs_at
 from dlbench.errors import RunError, UserError
 from dlbench.history import importing as history_entries
-from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
+from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, from_line, matches, parse_where, to_line
 from dlbench.history.history import History
 from dlbench.history.importing import content_digest, make_entries, open_history
 from dlbench.records.files import write_json
@@ -161,13 +161,19 @@ def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
 
 def test_entries_survive_the_index(made: Path) -> None:
     odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n\t": "\u00e9\\"}
-    for entry in open_history(made).entries():
-        for environment in (entry.environment, {}, odd):
-            told = dataclasses.replace(entry, environment=environment, label="a\tlabel\n", series=', "side": ')
-            assert HistoryEntry.from_text(told.to_text()) == told
-            assert "\n" not in told.to_text()
-        with pytest.raises(TypeError, match="of_another_version"):
-            HistoryEntry.from_text(entry.to_text().replace('"why"', '"of_another_version"'))
+    entries = open_history(made).entries()
+    for number, environment in enumerate((odd, {}, odd)):
+        entries[number] = dataclasses.replace(
+            entries[number], environment=environment, label="a\tlabel\n", repeat=number
+        )
+    for told in (entries, entries[:1], entries[:2], entries[:3] * 5):
+        line = to_line(told)
+        assert from_line(line, len(told)) == told
+        assert not {"\n", "\t"} & set(line)
+    with pytest.raises(ValueError, match="zip"):
+        from_line(to_line(entries), len(entries) + 1)
+    with pytest.raises(TypeError, match="of_another_version"):
+        from_line(to_line(entries).replace('"why"', '"of_another_version"'), len(entries))
 
 
 # Bringing runs in

@@ -89,7 +89,7 @@ def as_text(report: TrendsReport) -> str:
 
 
 def test_runs_of_one_session_are_one_night() -> None:
-    (trend,) = trends(course(30, step_at(15, 1.1), repeats=3))
+    (trend,) = trends(dated(course(30, step_at(15, 1.1), repeats=3)))
     assert len(trend.nights) == 30
     assert trend.num_runs == 90
     for night in trend.nights:
@@ -105,7 +105,7 @@ def test_what_may_not_be_compared_is_not_one_series(key: str) -> None:
     other = {"group": "ffffffffffff", "ranks": 8, "nodes": 4}[key]
     entries = course(40, lambda night: 1.0, changes=lambda night: {key: other} if night >= 20 else {})
     slower = {"step_median_s": 0.2}
-    found = trends([replace(one, figures=slower) if getattr(one, key) == other else one for one in entries])
+    found = trends(dated([replace(one, figures=slower) if getattr(one, key) == other else one for one in entries]))
     assert [len(trend.nights) for trend in found] == [20, 20]
     assert [trend.changes for trend in found] == [(), ()]
 
@@ -119,7 +119,7 @@ def test_runs_without_figures_and_copies_do_not_count() -> None:
         entry(53, finished="0001-01-01T00:00:00+14:00"),
         entries[3],
     ]
-    (trend,) = trends([*spoilt, *entries])
+    (trend,) = trends(dated([*spoilt, *entries]))
     assert trend.num_runs == 20
     report = of_steps([*entries, *spoilt])
     assert (report.num_runs, report.num_without) == (20, 5)
@@ -168,7 +168,7 @@ def drivers(night: int) -> dict[str, Any]:
 
 
 def test_a_change_names_what_differs_on_both_sides() -> None:
-    (trend,) = trends(course(40, step_at(20, 1.1), changes=drivers))
+    (trend,) = trends(dated(course(40, step_at(20, 1.1), changes=drivers)))
     (change,) = trend.changes
     assert {one.key: (one.before, one.after) for one in change.differences} == {
         "gpu.driver": ("550.54", "560.28, 560.35"),
@@ -187,7 +187,7 @@ def test_nights_of_which_the_side_is_not_certain_are_left_out() -> None:
 
     named = []
     for seed in range(12):
-        (trend,) = trends(course(120, step_at(60, 1.03), seed=seed, scatter=0.02, changes=changes))
+        (trend,) = trends(dated(course(120, step_at(60, 1.03), seed=seed, scatter=0.02, changes=changes)))
         for change in trend.changes:
             assert change.last_before < change.time <= change.first_after
             named.append(bool(change.differences))
@@ -310,7 +310,7 @@ def shared(night: int, slow: dict[str, float], hosts: Sequence[str] = ("n1", "n2
 
 
 def test_a_node_that_became_slow_is_slow_since_then() -> None:
-    found = slow_months([shared(night, {"n2": 1.08} if night >= 80 else {}) for night in range(150)])
+    found = slow_months(dated([shared(night, {"n2": 1.08} if night >= 80 else {}) for night in range(150)]))
     first = found.hosts[0]
     assert (first.host, first.verdict) == ("n2", "slow")
     assert first.since[:10] == (START + timedelta(days=80)).strftime("%Y-%m-%d")
@@ -325,7 +325,7 @@ def test_a_node_that_became_slow_is_slow_since_then() -> None:
 
 
 def test_a_mended_node_is_not_excluded() -> None:
-    found = slow_months([shared(night, {"n2": 1.08} if night < 60 else {}) for night in range(80)])
+    found = slow_months(dated([shared(night, {"n2": 1.08} if night < 60 else {}) for night in range(80)]))
     assert found.exclude == ()
     course_of = {host.host: host for host in found.hosts}["n2"]
     assert course_of.months[0].verdict == "slow"
@@ -335,7 +335,7 @@ def test_a_mended_node_is_not_excluded() -> None:
 def test_a_node_that_is_not_used_any_more_is_not_excluded() -> None:
     gone = [shared(night, {"n9": 1.2}, ("n1", "n9")) for night in range(10)]
     later = [shared(night, {}, ("n1", "n2")) for night in range(RECENT_DAYS + 20, RECENT_DAYS + 30)]
-    found = {host.host: host for host in slow_months([*gone, *later]).hosts}
+    found = {host.host: host for host in slow_months(dated([*gone, *later])).hosts}
     assert (found["n9"].verdict, found["n9"].current) == ("not used lately", None)
     assert found["n9"].months[0].verdict == "slow"
 
@@ -346,7 +346,7 @@ def test_runs_of_one_night_or_job_are_one_look_at_its_hosts() -> None:
     one_job = [replace(shared(3, {"n1": 1.1}), run_id=f"b{number}", series=f"b{number}") for number in range(40)]
     own_jobs = [replace(run, slurm_job_id=run.run_id) for run in one_job]
     for runs in (one_request, one_job, own_jobs):
-        found = slow_months(runs)
+        found = slow_months(dated(runs))
         assert found.exclude == ()
         assert (found.hosts[0].host, found.hosts[0].verdict) == ("n1", "suspected")
         assert (found.hosts[0].num_nights, found.hosts[0].num_runs) == (1, 40)
@@ -361,23 +361,23 @@ def test_a_slow_link_is_named_and_is_no_slow_host() -> None:
         ]
         return replace(run, hosts=tuple(hosts))
 
-    found = slow_months([late(night) for night in range(8)])
+    found = slow_months(dated([late(night) for night in range(8)]))
     assert found.exclude == ()
     assert (found.hosts[0].verdict, found.hosts[0].months[0].verdict) == ("slow link", "slow link")
     words = "n2: slow link or NIC: its exchanges end 4.0 % of a step later than the other hosts', which"
     assert found.hosts[0].sentence.startswith(words)
-    few = slow_months([late(night) for night in range(4)])
+    few = slow_months(dated([late(night) for night in range(4)]))
     assert few.exclude == ()
     assert {host.host: host.verdict for host in few.hosts}["n2"] == "suspected"
 
 
 def test_runs_on_one_host_compare_nothing() -> None:
-    found = slow_months([entry(night) for night in range(10)])
+    found = slow_months(dated([entry(night) for night in range(10)]))
     assert (found.hosts, found.num_runs, found.num_without, found.as_of) == ((), 0, 10, "")
 
 
 def test_names_that_cannot_stand_in_an_option_are_kept_out_of_it() -> None:
-    found = slow_months([shared(night, {"x;reboot": 1.2}, ("n1", "x;reboot")) for night in range(8)])
+    found = slow_months(dated([shared(night, {"x;reboot": 1.2}, ("n1", "x;reboot")) for night in range(8)]))
     assert found.exclude == ()
     assert found.unsafe == ("x;reboot",)
 
@@ -584,7 +584,7 @@ def test_wrong_use_is_one_line(store: Path, arguments: list[str], message: str) 
 
 
 def test_figures_of_zero_have_no_course() -> None:
-    assert trends([entry(night, figures={"step_median_s": 0.0}) for night in range(20)]) == []
+    assert trends(dated([entry(night, figures={"step_median_s": 0.0}) for night in range(20)])) == []
 
 
 def test_series_of_equal_words_are_told_apart() -> None:

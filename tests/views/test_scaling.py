@@ -85,7 +85,7 @@ def test_runs_of_one_count_are_told_apart_by_leaf_switches(tmp_path: Path) -> No
     (group,) = assemble(scan(tmp_path)).groups
     points, by_switches = ScalingView().section(group).sheets
     (column,) = (column for column in points.columns if column.title == "Leaf switches")
-    assert [column.cell(row).text for row in points.rows] == ["1", "1 or 2"]
+    assert [cell.text for cell in column.cells(points.rows)] == ["1", "1 or 2"]
     found = [(row.ranks, row.leaf_switches, row.throughput.n, row.efficiency.value) for row in by_switches.rows]
     assert found == [(4, (1,), 3, pytest.approx(1.0, rel=0.01)), (4, (2,), 2, pytest.approx(0.8, rel=0.01))]
     (doubt,) = [doubt for doubt in group.doubts if doubt.code == "leaf-switches"]
