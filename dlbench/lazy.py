@@ -1,9 +1,11 @@
-"""numpy and Altair, imported at their first use, so that commands without figures start fast on any login node."""
+"""Libraries that are imported, and values that are computed, at their first use, so that short commands start fast."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     import altair as alt
@@ -29,4 +31,16 @@ else:
     alt, np, npt = _Library("altair"), _Library("numpy"), _Library("numpy.typing")
     Array = Times = Flags = Any
 
-__all__ = ["Array", "Flags", "Times", "alt", "np", "npt"]
+__all__ = ["Array", "Deferred", "Flags", "Times", "alt", "np", "npt"]
+T = TypeVar("T")
+
+
+class Deferred(Generic[T]):
+    """A value that is computed when it is first read, for what needs a slow import and is seldom printed."""
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute = compute
+
+    @cached_property
+    def value(self) -> T:
+        return self._compute()
