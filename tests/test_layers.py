@@ -13,6 +13,7 @@ import grimp
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.run_factory import constant, plans, write_run
 
 BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status"}
 BASE |= {"sharing", "lazy", "cache"}
@@ -176,10 +177,22 @@ def test_no_python_among_choices_and_templates() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["io", "--help"], ["report", "--help"], ["ls"]])
 def test_the_login_node_path_stays_light(arguments: list[str]) -> None:
+    assert_not_imported(arguments, {"torch", "pandas", "numpy", "scipy", "horovod", "altair"})
+
+
+def test_a_report_in_the_terminal_imports_what_it_shows(tmp_path: Path) -> None:
+    """Its few runs have no t test, history, job or projected strategy."""
+    for plan in plans(points=(1, 2), repeats=3):
+        write_run(tmp_path, plan, constant((10.0,) * 6))
+    heavy = {"torch", "pandas", "scipy", "altair", "jinja2", "dlbench.history.tables", "dlbench.jobs"}
+    assert_not_imported(["report", str(tmp_path)], {*heavy, "dlbench.projection.strategies", "dlbench.views.storage"})
+
+
+def assert_not_imported(arguments: list[str], modules: set[str]) -> None:
     code = (
         "import sys\nfrom dlbench.cli import cli\n"
-        f"try:\n    cli({arguments!r})\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'horovod', 'altair'} & set(sys.modules)\n"
+        f"try:\n    cli({arguments!r})\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"heavy = {modules!r} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

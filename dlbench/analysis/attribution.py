@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from dlbench.lazy import Array, np
+from dlbench.lazy import Array, Deferred, np
 from dlbench.stats.estimates import (
     MIN_RUNS,
     Estimate,
@@ -41,7 +42,8 @@ class Part:
     seconds: Estimate  # Geometric mean over runs (or pairs) of the mean step x the part's mean share of it.
     ideal_seconds: float  # `seconds` at the baseline, for the same number of samples per rank.
     lost: Estimate  # Efficiency that the part loses, a fraction; negative if it became faster.
-    p: float | None  # Two-sided p of Student's t test that nothing is lost or gained by it; None at the baseline.
+    p: Deferred[float] | None
+    """Two-sided p of Student's t test that nothing is lost or gained by it; None at the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +73,7 @@ def attribute(
     mine = SideShares(own, names, more, pairs.keys or sorted(own), 1.0)
     ideal = SideShares(baseline, names, more, pairs.keys or sorted(baseline), work)
     parts = []
-    nothing: tuple[Estimate, float | None] = by_definition(0.0, len(mine.steps), "fraction"), None
+    nothing: tuple[Estimate, Deferred[float] | None] = by_definition(0.0, len(mine.steps), "fraction"), None
     for place, name in enumerate((*names, *more)):
         part_s = float(mine.mean * mine.shares[:, place].mean())
         lost, p = nothing if is_baseline else _lost(mine, ideal, place, pairs)
@@ -89,7 +91,8 @@ def attribute(
     if not is_baseline:
         efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
         lost = replace(complement(efficiency), unpaired=pairs.left_out)
-        p = difference_p(ideal.values_by_key(np.log(ideal.steps)), mine.values_by_key(np.log(mine.steps)))
+        logs = ideal.values_by_key(np.log(ideal.steps)), mine.values_by_key(np.log(mine.steps))
+        p = Deferred(partial(difference_p, *logs))
     seconds = geometric_mean_estimate(mine.by_key(), "s")
     whole = Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
     return Attribution(parts=tuple(parts[:count]), whole=whole, more={part.name: part for part in parts[count:]})
@@ -150,7 +153,7 @@ def _seconds(mine: SideShares, place: int, seconds: float) -> Estimate:
     return mean_estimate(mine.values_by_key(moved), "s").holding(seconds)
 
 
-def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tuple[Estimate, float]:
+def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tuple[Estimate, Deferred[float]]:
     """Returns L_k and its p; below `MIN_RUNS` with the range of the losses of single runs, or pairs of them."""
     shares, base_shares = mine.shares[:, place], ideal.shares[:, place]
     efficiency = ideal.mean / mine.mean
@@ -158,7 +161,7 @@ def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tu
     drifts = efficiency * base_shares.mean()
     top = mine.values_by_key(shares - shares.mean() + drifts * mine.drift)
     bottom = ideal.values_by_key(efficiency * (base_shares - base_shares.mean()) + drifts * ideal.drift)
-    p = difference_p({key: lost + move for key, move in top.items()}, bottom)
+    p = Deferred(partial(difference_p, {key: lost + move for key, move in top.items()}, bottom))
     estimate = difference_estimate(top, bottom, "fraction").mapped(lambda moved: lost + moved, "fraction")
     estimate = replace(estimate, unpaired=pairs.left_out)
     if estimate.kind == "range" and estimate.n < MIN_RUNS:

@@ -43,6 +43,7 @@ NOT_SHAPING = frozenset(  # Keys of a system that do not affect the speed of run
         *("system.slurm.requeue", "system.slurm.max_requeues", "system.slurm.max_time"),
     }
 )
+_SECTIONS_NOT_SHAPING = tuple(f"{name}." for name in NOT_SHAPING)
 NOT_SHAPING_OPTIONS = frozenset(  # Options of `system.slurm.extra` that do not affect speed, by sbatch's names.
     {
         *("begin", "comment", "deadline", "hold", "mail-type", "mail-user", "nice", "priority", "time-min"),
@@ -167,7 +168,7 @@ def system_content(plan: LaunchPlan) -> dict[str, str]:
 
 def is_shaping(key: str) -> bool:
     """Returns whether a key of the system affects the speed of its runs."""
-    return not any(key == name or key.startswith(f"{name}.") for name in NOT_SHAPING)
+    return key not in NOT_SHAPING and not key.startswith(_SECTIONS_NOT_SHAPING)
 
 
 def _settings(value: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:

@@ -233,11 +233,13 @@ def report(
     """
     csv_table = None if table == LIST else table
     chosen = prepared("report", output, format_name, table=csv_table)
-    from dlbench.jobs.slurm.accounting import with_accounting
-    from dlbench.records.comm import read_network
     from dlbench.views.scaling_report import assemble, document_of
 
-    costs = None if network is None else read_network(network)
+    costs = None
+    if network is not None:
+        from dlbench.records.comm import read_network
+
+        costs = read_network(network)
     # Records have no cycles and live to the end; searching them for cycles would take a fifth of the reading time.
     gc.disable()
     try:
@@ -245,8 +247,11 @@ def report(
     finally:
         gc.freeze()
         gc.enable()
-    # Slurm deletes its accounting after some time, so that it is stored with the runs.
-    scanned.runs = with_accounting(scanned.runs)[0]
+    if any(run.folder.submission.exists() for run in scanned.runs):
+        from dlbench.jobs.slurm.accounting import with_accounting
+
+        # Slurm deletes its accounting after some time, so that it is stored with the runs.
+        scanned.runs = with_accounting(scanned.runs)[0]
     history = None
     if store is not None:
         require_modules("report --history", "scipy")

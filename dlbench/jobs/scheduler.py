@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.jobs.scripts.job import Job
 from dlbench.opening import read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.sharing import may_not_read, user_name
 from dlbench.specs.base import RunName, Spec
 from dlbench.units import utc_now
+
+if TYPE_CHECKING:
+    from dlbench.jobs.scripts.job import Job
 
 Phase = Literal["waiting", "running", "over"]
 

@@ -111,16 +111,20 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
     Exact, by dynamic programming: end(j) = min over i of max(end(i), ready(j)) + startup + per byte x bytes of i + 1,
     ..., j. Takes time quadratic in the number of gradients; `ready_s` is ascending.
     """
-    total = [0.0, *accumulate(float(size) for size in sizes)]
+    total = np.array([0.0, *accumulate(float(size) for size in sizes)])
     # For the first j gradients: end, messages, and the number of gradients before the last message.
-    best: list[tuple[float, int, int]] = [(-math.inf, 0, 0)]
+    ends, messages, before = np.full(len(total), -math.inf), np.zeros(len(total)), [0]
     for j, ready in enumerate(ready_s, start=1):
-        best.append(min((max(best[i][0], ready) + cost.time(total[j] - total[i]), best[i][1] + 1, i) for i in range(j)))
+        last_ends = np.maximum(ends[:j], ready) + (cost.startup_s + (total[j] - total[:j]) * cost.per_byte_s)
+        earliest = np.flatnonzero(last_ends == last_ends.min())
+        i = int(earliest[messages[earliest].argmin()])  # Of equal ends the fewest messages, then the longest last one.
+        ends[j], messages[j] = last_ends[i], messages[i] + 1
+        before.append(i)
     groups: list[int] = []
     j = len(sizes)
     while j:
-        groups.append(j - best[j][2])
-        j = best[j][2]
+        groups.append(j - before[j])
+        j = before[j]
     return tuple(reversed(groups))
 
 

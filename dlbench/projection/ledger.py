@@ -24,7 +24,7 @@ from dlbench.errors import UserError, refused
 from dlbench.opening import folder_below, parse_json, read_bytes, why_unreadable
 from dlbench.perfmodels.predictions import Miss
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.projected import QUANTILES, Projection
+from dlbench.projection.projected import LEAST_ROWS, QUANTILES, Projection
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.report.table import column
@@ -37,7 +37,6 @@ FOLDER = ".projections"  # Scans of runs skip hidden folders.
 _NAME = re.compile(r"\d{8}T\d{6}Z-(?P<digest>[0-9a-f]{12})\.json")
 _UTC = "%Y-%m-%dT%H:%M:%SZ"  # The format of plans, so that texts sort by time.
 _FAR = {1: "up to one doubling", 2: "two doublings", 3: "three doublings or more"}
-LEAST_ROWS = 10  # Rows of a system from which its ledger replaces the prior error of the model.
 
 Quantiles = Annotated[tuple[Positive, ...], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]
 

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dlbench.lazy import alt
-from dlbench.projection.cost import TrainingCost
+from dlbench.lazy import LazyModule, alt
 from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.projection.ledger import LedgerRow, Score, line, score
 from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counts_text, figure
-from dlbench.projection.strategies.table import StrategyRow
 from dlbench.report.chart_style import FORECAST, MEASURED, WIDE
 from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, Subject, figure_row, finish, inline, lines
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section, definitions, methods_section, remark
@@ -34,6 +31,14 @@ from dlbench.report.wording import (
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_number
+
+if TYPE_CHECKING:
+    from dlbench.projection import cost
+    from dlbench.projection import ledger as ledger_rows
+    from dlbench.projection.strategies import table as strategy_table
+else:  # The scaling report needs measured points and the projection alone.
+    cost, ledger_rows = LazyModule("dlbench.projection.cost"), LazyModule("dlbench.projection.ledger")
+    strategy_table = LazyModule("dlbench.projection.strategies.table")
 
 PART_TITLES = {
     "compute": "forward and backward",
@@ -71,9 +76,9 @@ class ProjectedGroup:
     measured: tuple[MeasuredPoint, ...]
     notes: tuple[str, ...]
     projection: Projection
-    ledger: tuple[LedgerRow, ...]  # Rows of its system.
-    costs: tuple[TrainingCost, ...] = ()  # Cost of a training at each target.
-    strategies: tuple[StrategyRow, ...] = ()  # Rows for --strategy.
+    ledger: tuple[ledger_rows.LedgerRow, ...]  # Rows of its system.
+    costs: tuple[cost.TrainingCost, ...] = ()  # Cost of a training at each target.
+    strategies: tuple[strategy_table.StrategyRow, ...] = ()  # Rows for --strategy.
     more: tuple[Section, ...] = field(default=(), metadata={HIDDEN: False})  # Further subjects, with their tables.
 
 
@@ -85,7 +90,7 @@ class ProjectionReport(BaseReport):
     title: str = "Projection"
     as_of: str = ""
     groups: tuple[ProjectedGroup, ...]
-    ledger: tuple[LedgerRow, ...] = ()  # Recorded targets that were measured since.
+    ledger: tuple[ledger_rows.LedgerRow, ...] = ()  # Recorded targets that were measured since.
     damaged: tuple[str, ...] = ()  # Invalid files, one line each.
 
 
@@ -94,7 +99,7 @@ def projected_group(
     ingredients: Ingredients,
     projection: Projection,
     *,
-    ledger: Sequence[LedgerRow] = (),
+    ledger: Sequence[ledger_rows.LedgerRow] = (),
     more_sections: Sequence[Section] = (),
 ) -> ProjectedGroup:
     """Returns a projection with its ingredients. `ledger`: rows of every system; those of its own are shown."""
@@ -126,8 +131,8 @@ def projected_group(
         notes=ingredients.notes,
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == ingredients.system),
-        costs=tuple(row for row in rows if isinstance(row, TrainingCost)),
-        strategies=tuple(row for row in rows if isinstance(row, StrategyRow)),
+        costs=tuple(row for row in rows if isinstance(row, cost.TrainingCost)),
+        strategies=tuple(row for row in rows if isinstance(row, strategy_table.StrategyRow)),
         more=tuple(more_sections),
     )
 
@@ -407,7 +412,7 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             title="Projected",
             level="answer",
             headline=_headline(targets[-1], _quantity(targets)),
-            words=(held_out_line(projection.held_out), line(group.ledger), *flag_lines(projection)),
+            words=(held_out_line(projection.held_out), ledger_rows.line(group.ledger), *flag_lines(projection)),
             charts=lambda: [projection_chart(subject, group.measured, targets)],
             sheets=(
                 Sheet(
@@ -445,18 +450,28 @@ def _ledger(report: ProjectionReport) -> Iterator[Section]:
     if not (report.ledger or report.damaged):
         return
     is_all = not report.groups
-    scores = score(report.ledger)
+    scores = ledger_rows.score(report.ledger)
     yield Section(
         id="ledger",
         title="Recorded projections and later measurements",
         short_title="Ledger",
         level="answer" if is_all else "evidence",
-        headline=line(report.ledger),
+        headline=ledger_rows.line(report.ledger),
         marks=tuple(remark("serious", text) for text in report.damaged),
         sheets=(
             Sheet(
-                name="ledger", title="By target", columns=columns_of(LedgerRow), rows=report.ledger, in_terminal=is_all
+                name="ledger",
+                title="By target",
+                columns=columns_of(ledger_rows.LedgerRow),
+                rows=report.ledger,
+                in_terminal=is_all,
             ),
-            Sheet(name="ledger-score", title="Score", columns=columns_of(Score), rows=scores, in_terminal=is_all),
+            Sheet(
+                name="ledger-score",
+                title="Score",
+                columns=columns_of(ledger_rows.Score),
+                rows=scores,
+                in_terminal=is_all,
+            ),
         ),
     )

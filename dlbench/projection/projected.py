@@ -33,6 +33,7 @@ FAR = 8  # Rank count over the largest measured one above which a figure is flag
 FARTHEST_BY_POINTS = 4
 """`FARTHEST` for points only: series of large machines were 4 to 14 % off at 8 to 16 times the ranks, some 40 %."""
 
+LEAST_ROWS = 10  # Rows of a system from which its ledger replaces the prior error of the model.
 MIN_POINTS = 3  # Rank counts of a curve through points only; every curve passes through two.
 UNSTABLE = 0.15  # Scatter of runs (standard deviation over mean) above which the machine changed between them.
 SMALLEST_BATCH = 4  # Smallest measured batch over the smallest projected one, at most.

@@ -20,11 +20,11 @@ from dlbench.projection.cost import own_work
 from dlbench.projection.costs import LIBRARY, WITHOUT_MODEL, Costs, host_growth, slowed_by_hidden
 from dlbench.projection.exchange import ExchangeMethod, Messages, NoModelError, bisected, last_end, ready_at
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
-from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import (
     LEAST_EXPLAINED,
+    LEAST_ROWS,
     PARTS,
     SCALE,
     SMALL,

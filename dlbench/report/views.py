@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar, cast, get_type_hints
@@ -166,11 +166,15 @@ def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:
     return tuple(entry for entry in missing if entry.text)
 
 
-def collect(package: ModuleType) -> Views:
-    """Imports all modules of a package and returns the views whose class has an `after` of its own."""
+def collect(package: ModuleType, *, without: Container[str] = ()) -> Views:
+    """Imports the modules of a package, `without` some that hold no view, and returns the views whose class has an
+    `after` of its own. `without`: names below the package, e.g. ``storage``.
+    """
     group: list[GroupView] = []
     report: list[ReportView] = []
     for module_info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if module_info.name.removeprefix(f"{package.__name__}.") in without:
+            continue
         for kind in vars(importlib.import_module(module_info.name)).values():
             is_view = isinstance(kind, type) and issubclass(kind, View) and kind.__module__ == module_info.name
             if not is_view or "after" not in vars(kind):

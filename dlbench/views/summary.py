@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dlbench.analysis.scaling import Point
-from dlbench.history.change_points import MIN_NIGHTS
-from dlbench.history.series import Trend, percent_change
-from dlbench.history.tables import TrendsReport
 from dlbench.lazy import alt
 from dlbench.report.chart_style import IDEAL, MEASURED, MUTED
 from dlbench.report.charts import Chart, ReportSubject, figure_row, finish, tooltips
@@ -24,6 +21,10 @@ from dlbench.views.model import Report, ReportGroup, ReportView, place_of
 from dlbench.views.quality.numbers import GroupQuality
 from dlbench.views.scaling_report import condition_text, short_names
 from dlbench.views.systems import SystemDescription
+
+if TYPE_CHECKING:
+    from dlbench.history.series import Trend
+    from dlbench.history.tables import TrendsReport
 
 STEP = "step_median_s"  # Metric of the history that describes the speed of a group.
 
@@ -44,7 +45,7 @@ def rating(group: ReportGroup, report: Report) -> Rating | None:
     reference = _efficiency_reference(group)
     if reference is not None:
         return _against(last, *reference)
-    history = report.of(TrendsReport)
+    history = cast("TrendsReport | None", report.views.get("history"))
     key = (group.id, last.ranks, last.nodes, STEP)
     for trend in history.series if history else ():
         if (trend.group, trend.ranks, trend.nodes, trend.metric) == key and len(trend.nights) > 1:
@@ -83,6 +84,9 @@ def _against(point: Point, reference: float, text: str) -> Rating:
 
 
 def _usual(trend: Trend) -> Rating:
+    from dlbench.history.change_points import MIN_NIGHTS
+    from dlbench.history.series import percent_change
+
     num_nights = len(trend.nights)
     newest = trend.newest
     if trend.standing == "too few nights":

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel
 
 from dlbench.errors import UserError, nearest
+from dlbench.lazy import Deferred
 from dlbench.report.document import Document
 from dlbench.report.table import Datum
 from dlbench.report.wording import clean, harmless
@@ -87,6 +88,8 @@ def as_plain(value: Any) -> Any:
                 else:
                     fields[field.name] = plain
         return fields
+    if isinstance(value, Deferred):
+        return as_plain(value.value)
     if isinstance(value, BaseModel):
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
@@ -124,7 +127,7 @@ class _Maker:
         if kind is object:
             return {}
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if origin is typing.Annotated:
+        if origin in (typing.Annotated, Deferred):
             return self.of(arguments[0])
         if origin is typing.Literal:
             return {"enum": list(arguments)}

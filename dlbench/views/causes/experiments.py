@@ -12,6 +12,7 @@ from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import CAUSES, EXCHANGE_PHASE
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.slow_nodes import Straggler
+from dlbench.lazy import Deferred
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
@@ -69,7 +70,7 @@ class CauseShare(Part):
     them, because seconds that only some report cannot be compared; its 0 s here mean nothing."""
     not_measured: tuple[str, ...]  # Why some of these runs do not report it, each reason once.
     notes: tuple[str, ...]  # How it was measured, or why it is 0.
-    adjusted_p: float | None = None
+    adjusted_p: Deferred[float] | None = None
     """The p value of its loss, after Holm over the causes of all rank counts of the group and Bonferroni over the
     groups of the report; None at the baseline, and for unmeasured causes."""
     parts: tuple[Part, ...] = ()

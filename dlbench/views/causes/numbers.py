@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Literal
 
@@ -15,6 +16,7 @@ from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.slow_nodes import SlowNodes, Straggler, main_straggler, ranking, slow_nodes
 from dlbench.analysis.table import RunTable
+from dlbench.lazy import Deferred
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column
@@ -68,21 +70,26 @@ class Diagnosis:
     experiments: tuple[Experiment, ...]  # In order; empty unless found or likely.
 
 
-def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
+def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, Deferred[float]]]:
     """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups."""
     tested = []
     for index, parts in enumerate(points):
         tested += [(index, part) for part in parts if part.p is not None and (part.seconds.value or part.ideal_seconds)]
-    p_values = holm([part.p for _, part in tested if part.p is not None])
-    adjusted: list[dict[str, float]] = [{} for _ in points]
-    for (index, part), p_value in zip(tested, p_values, strict=True):
-        adjusted[index][part.name] = min(1.0, num_groups * p_value)
+    p_values = Deferred(lambda: holm([part.p.value for _, part in tested if part.p is not None]))
+    adjusted: list[dict[str, Deferred[float]]] = [{} for _ in points]
+    for number, (index, part) in enumerate(tested):
+        adjusted[index][part.name] = Deferred(partial(_in_groups, p_values, number, num_groups))
     return adjusted
 
 
-def stands_out(part: Part, adjusted: float) -> bool:
-    """Returns whether a cause loses something for certain: after the correction (`adjusted_p`), and by its interval."""
-    return judge(part.lost, 0.0, adjusted_p=adjusted, higher_is_worse=True).outcome == "worse"
+def _in_groups(p_values: Deferred[list[float]], number: int, num_groups: int) -> float:
+    return min(1.0, num_groups * p_values.value[number])
+
+
+def stands_out(part: Part, adjusted: Deferred[float]) -> bool:
+    """Returns whether a cause loses something for certain: by its interval, and after the correction (`adjusted_p`)."""
+    is_worse = judge(part.lost, 0.0, higher_is_worse=True).outcome == "worse"
+    return is_worse and adjusted.value < LEVEL
 
 
 def diagnose(case: Case) -> Diagnosis:
@@ -148,7 +155,7 @@ def _is_likely(whole: Part, largest: Part) -> bool:
         and whole.lost.value >= WORTH_EXPLAINING
         and all(low is not None and low > 0 for low in lows)
         and whole.p is not None
-        and whole.p < LEVEL
+        and whole.p.value < LEVEL
     )
 
 
@@ -373,7 +380,7 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
 
 
 def _point(
-    point: Point, account: Account, adjusted: Mapping[str, float], table: RunTable, exclude: tuple[str, ...]
+    point: Point, account: Account, adjusted: Mapping[str, Deferred[float]], table: RunTable, exclude: tuple[str, ...]
 ) -> CausePoint:
     shares, exchange_phase, whole = account
     causes = tuple(dataclasses.replace(share, adjusted_p=adjusted.get(share.name)) for share in shares)

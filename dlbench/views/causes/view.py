@@ -112,7 +112,7 @@ _COLUMNS: tuple[Column[AccountRow], ...] = (
     Column("seconds", "", "measured.seconds", has_interval=True),
     Column("ideal_seconds", "", "measured.ideal_seconds"),
     Column("lost_fraction", "", "measured.lost", has_interval=True),
-    *columns_of(AccountRow, "adjusted_p=share.adjusted_p", "runs=part.seconds.n"),
+    *columns_of(AccountRow, "adjusted_p=share.adjusted_p.value", "runs=part.seconds.n"),
     *columns_of(AccountRow, "seconds_interval=part.seconds.kind", "lost_interval=part.lost.kind"),
     *columns_of(AccountRow, "remarks=share.remarks"),
 )

@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.scaling import group_by
-from dlbench.perfmodels.out_of_core.planner import saves_nothing
 from dlbench.report.chart_style import HEIGHT, IDEAL, MUTED, WIDE
 from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, figure_row, finish, lines
 from dlbench.report.document import Section
@@ -296,6 +295,8 @@ def _error_words(comparison: MethodComparison) -> Iterator[str]:
 
 
 def _memory_words(points: Sequence[MethodPoint]) -> Iterator[str]:
+    from dlbench.perfmodels.out_of_core.planner import saves_nothing
+
     for point in points:
         in_core, peak = point.in_core_bytes, point.predicted_peak_bytes
         if in_core and peak is not None and not point.is_in_core and saves_nothing(peak, in_core):
