@@ -1,4 +1,4 @@
-"""numpy and Altair, imported at their first use, so that commands without figures start fast on any login node."""
+"""numpy, imported at its first use, so that commands without figures start fast on any login node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import altair as alt
     import numpy as np
     import numpy.typing as npt
 
@@ -26,7 +25,7 @@ else:
             setattr(self, attribute, value)
             return value
 
-    alt, np, npt = _Library("altair"), _Library("numpy"), _Library("numpy.typing")
+    np, npt = _Library("numpy"), _Library("numpy.typing")
     Array = Times = Flags = Any
 
-__all__ = ["Array", "Flags", "Times", "alt", "np", "npt"]
+__all__ = ["Array", "Flags", "Times", "np", "npt"]
