@@ -25,18 +25,7 @@ from dlbench.history.series import (
 from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import ChangeOfSeries, TrendsReport, changes_sheet, hosts_sheet, nights_sheet, series_sheet
 from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, RANK_COLOURS, TONE_COLOURS
-from dlbench.report.charts import (
-    Channel,
-    Chart,
-    Layer,
-    ReportSubject,
-    Rows,
-    channel,
-    figure_row,
-    finish,
-    layer,
-    tooltips,
-)
+from dlbench.report.charts import Chart, ReportSubject, Rows, channel, figure_row, finish, layer, tooltips
 from dlbench.report.document import Card, Document, Level, Mark, Section, methods_section
 from dlbench.report.wording import basis_text, clean, runs_text
 from dlbench.stats.verdict_words import TREND
@@ -120,7 +109,7 @@ def _drawn(series: Trend) -> tuple[Night, ...]:
     return tuple(nights[i] for i in sorted(indices))
 
 
-def _time(name: str = "time") -> Channel:
+def _time(name: str = "time") -> dict[str, Any]:
     # UTC, so that the page says the same in every country.
     axis = {"format": "%d %b %Y", "grid": False}
     return channel(f"{name}:T", title="end of the night's last run, UTC", scale={"type": "utc"}, axis=axis)
@@ -162,7 +151,7 @@ def _change_row(change: Change, top: float) -> dict[str, Any]:
     }
 
 
-def _change_layers(changes: Rows) -> list[Layer]:
+def _change_layers(changes: Rows) -> list[dict[str, Any]]:
     colours, shapes = map(list, zip(*_KINDS.values(), strict=True))
     legend = {"orient": "bottom", "symbolSize": 90}
     colour, shape = _legends("kind", list(_KINDS), colours, shapes, legend)
@@ -178,8 +167,8 @@ def _change_layers(changes: Rows) -> list[Layer]:
 
 
 def _legends(
-    name: str, values: list[str], colours: list[str], shapes: list[str], legend: Channel
-) -> tuple[Channel, Channel]:
+    name: str, values: list[str], colours: list[str], shapes: list[str], legend: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the colours and the shapes of a field's values, which have one legend."""
     colour = channel(f"{name}:N", title=None, scale={"domain": values, "range": colours}, legend=legend)
     return colour, {**colour, "scale": {"domain": values, "range": shapes}}

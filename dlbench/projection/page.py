@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from dlbench.projection.cost import TrainingCost
 from dlbench.projection.ingredients import Ingredients, PointFigures
@@ -15,18 +15,7 @@ from dlbench.projection.ledger import LedgerRow, Score, line, score
 from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counts_text, figure
 from dlbench.projection.strategies.table import StrategyRow
 from dlbench.report.chart_style import FORECAST, MEASURED, WIDE
-from dlbench.report.charts import (
-    Axis,
-    Chart,
-    Layer,
-    ReportSubject,
-    Rows,
-    Series,
-    Subject,
-    figure_row,
-    finish,
-    lines,
-)
+from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, Subject, figure_row, finish, lines
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section, methods_section, remark
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of, named_table
@@ -280,7 +269,7 @@ def projection_chart(subject: Subject, measured: Sequence[MeasuredPoint], target
     tooltip = {"place": "at", "series": "is", "shown": name, "basis": "interval"}
     # The projected line begins at the anchor.
     begin = {**measured_rows[-1], "series": "projected", "low": None, "high": None}
-    layers: list[Layer] = []
+    layers: list[dict[str, Any]] = []
     for series_rows, is_forecast in (([begin, *projected_rows], True), (measured_rows, False)):
         # Made of all rows, so that all layers have the same axes.
         for layer in lines(rows, y, by, tooltip, is_forecast=is_forecast):

@@ -19,7 +19,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import INK, PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, Layer, Rows, channel, finish, layer, tooltips
+from dlbench.report.charts import Chart, Rows, channel, finish, layer, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
@@ -403,7 +403,7 @@ def span(name: str, kind: str, first: float, last: float, text: str = "") -> dic
     return {"name": name, "kind": kind, "from": first, "to": last, "shown": format_seconds(last - first), "what": text}
 
 
-def spans(rows: Rows, colours: Mapping[str, str]) -> Layer:
+def spans(rows: Rows, colours: Mapping[str, str]) -> dict[str, Any]:
     """Returns bars over the time since the start of the backward pass, on lines from above; kinds have colours."""
     lines = list(dict.fromkeys(row["name"] for row in rows))
     has_names = len(lines) <= 360 // _ROW

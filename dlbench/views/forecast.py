@@ -28,7 +28,7 @@ from dlbench.projection.projected import MIN_POINTS, Projection, Target
 from dlbench.projection.projected import figure as projected_figure
 from dlbench.projection.step import project
 from dlbench.report.chart_style import PUBLISHED
-from dlbench.report.charts import Chart, Layer, Rows, layer, tooltips
+from dlbench.report.charts import Chart, Rows, layer, tooltips
 from dlbench.report.document import Section
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, drop_empty_columns
@@ -213,7 +213,7 @@ def anchor_rows(anchors: Sequence[PublishedAnchor], scale: float = 1.0) -> Rows:
     return rows
 
 
-def anchor_layers(rows: Rows) -> list[Layer]:
+def anchor_layers(rows: Rows) -> list[dict[str, Any]]:
     """Returns layers with a labelled mark for each of `anchor_rows`."""
     if not rows:
         return []

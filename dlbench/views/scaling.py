@@ -12,7 +12,7 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, NARROW
-from dlbench.report.charts import Axis, Chart, Layer, Rows, figure_row, finish, layer, lines
+from dlbench.report.charts import Axis, Chart, Rows, figure_row, finish, layer, lines
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
@@ -189,7 +189,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
     )
 
 
-def _layers(rows: Rows, quantity: _Quantity, anchors: Sequence[PublishedAnchor]) -> list[Layer]:
+def _layers(rows: Rows, quantity: _Quantity, anchors: Sequence[PublishedAnchor]) -> list[dict[str, Any]]:
     counts = sorted({row["ranks"] for row in rows} | {anchor.ranks for anchor in anchors})
     is_long = bool(anchors) or counts[-1] > _LINEAR * counts[0]
     # Space on the right for the labels at the ends of the lines.

@@ -11,7 +11,7 @@ from dlbench.history.change_points import MIN_NIGHTS
 from dlbench.history.series import Trend, percent_change
 from dlbench.history.tables import TrendsReport
 from dlbench.report.chart_style import IDEAL, MEASURED, MUTED
-from dlbench.report.charts import Chart, Layer, ReportSubject, Rows, channel, figure_row, finish, layer, tooltips
+from dlbench.report.charts import Chart, ReportSubject, Rows, channel, figure_row, finish, layer, tooltips
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
 from dlbench.stats.estimates import placed
@@ -153,7 +153,7 @@ def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> Iterator[dict[str,
         }
 
 
-def _layers(rows: Rows, names: list[str], *, offset: bool) -> list[Layer]:
+def _layers(rows: Rows, names: list[str], *, offset: bool) -> list[dict[str, Any]]:
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
     labelled, label_room, label_limit = rows, _LABEL_ROOM, 260

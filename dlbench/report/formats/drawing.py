@@ -4,22 +4,21 @@ second while V8 and the fonts start, which happens while runs are read.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
-import os
 import re
 import resource
 import subprocess
 import sys
 from typing import Any
 
-import psutil
-
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.report.chart_style import CONFIG, FONT
 
 VEGALITE_VERSION = "6.4"  # The language in which charts are written; vl-convert 1.9 carries it.
 V8_ADDRESS_BYTES = 65 << 30  # What V8 (of vl-convert 1.9) reserves when it starts; measured.
+_OTHER_ADDRESS_BYTES = 1 << 30  # Of the rest of a process that draws.
 _COMMAND = (sys.executable, "-P", "-m", "dlbench.report.formats.drawing")
 _TAG = re.compile(r"<[a-z][^<>]*>")
 # Attributes that Vega writes for its own use, defaults, and the font, which the outermost element hands down.
@@ -31,14 +30,12 @@ _LONG_NUMBER = re.compile(r"\d+\.\d{3,}")
 _ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
 
 
-@functools.cache
 def require_address_space() -> None:
     """Raises `EnvironmentLacksError` if V8, which draws the charts, cannot reserve its addresses and would abort."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return
-    used = psutil.Process().memory_info().vms
-    if limit < used + V8_ADDRESS_BYTES:
+    if limit < V8_ADDRESS_BYTES + _OTHER_ADDRESS_BYTES:
         raise EnvironmentLacksError(
             f"charts: V8, which draws them, reserves {V8_ADDRESS_BYTES >> 30} GiB of addresses (hardly any memory), "
             f"but this shell limits addresses to {limit / 2**30:.1f} GiB (`ulimit -v`); remedy: `ulimit -v unlimited`, "
@@ -48,13 +45,20 @@ def require_address_space() -> None:
 
 @functools.cache
 def start() -> subprocess.Popen[bytes]:
-    """Starts the process that draws, once; it ends with its input, and so with this process.
+    """Starts the process that draws, once; it ends with this process.
 
     Raises EnvironmentLacksError: V8 cannot start under the limit of addresses.
     """
     require_address_space()
     # In a process group of its own, so that Ctrl-C of a terminal ends this process alone.
-    return subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    atexit.register(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()  # Closes the pipes.
 
 
 def to_svg(spec: dict[str, Any], prefix: str) -> str:
@@ -99,7 +103,9 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def _draw_all() -> None:
-    """Draws a specification per line of standard input, and prints a line per SVG, or the reason why there is none."""
+    """Draws a specification per line of standard input, and prints a line per SVG, or the reason why there is none.
+    The end of the input, which comes with that of the process that wants the charts, ends it.
+    """
     import vl_convert
 
     # V8, Vega and the fonts are loaded with the first chart.
@@ -111,7 +117,6 @@ def _draw_all() -> None:
         except ValueError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
-    os._exit(0)  # Without the end of V8, which takes time and frees nothing that the kernel does not.
 
 
 if __name__ == "__main__":

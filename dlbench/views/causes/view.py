@@ -16,19 +16,7 @@ from typing import Any
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import EXCHANGE_PHASE
 from dlbench.report.chart_style import INK, MUTED, PART_COLOURS, WIDE
-from dlbench.report.charts import (
-    Axis,
-    Chart,
-    Layer,
-    Rows,
-    Series,
-    channel,
-    finish,
-    layer,
-    short,
-    stacked,
-    tooltips,
-)
+from dlbench.report.charts import Axis, Chart, Rows, Series, channel, finish, layer, short, stacked, tooltips
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of, columns_of, drop_empty_columns
 from dlbench.report.wording import (
@@ -329,7 +317,7 @@ def _bar(
     }
 
 
-def _waterfall_layers(rows: Rows) -> list[Layer]:
+def _waterfall_layers(rows: Rows) -> list[dict[str, Any]]:
     names = [row["name"] for row in rows]
     end = max(100.0, *(row["to"] for row in rows), *(row["high"] or 0.0 for row in rows))
     start = min(0.0, *(row["low"] or 0.0 for row in rows))
@@ -338,8 +326,14 @@ def _waterfall_layers(rows: Rows) -> list[Layer]:
     axis = {"labelExpr": "datum.value + ' %'", "tickCount": 5}
     x = channel("from:Q", title="scaling efficiency", scale={"domain": [start, end], "nice": False}, axis=axis)
     colours = {"domain": names, "range": [row["colour"] for row in rows]}
-    bar = {**shared, "x": x, "x2": "to", "color": channel("name:N", legend=None, scale=colours)}
-    bar["tooltip"] = tooltips({"name": "part", "shown": "lost or left"})
+    colour = channel("name:N", legend=None, scale=colours)
+    bar = {
+        **shared,
+        "x": x,
+        "x2": "to",
+        "color": colour,
+        "tooltip": tooltips({"name": "part", "shown": "lost or left"}),
+    }
     name = {**shared, "x": {"value": 0}, "text": "name:N"}
     layers = [
         layer(rows, "bar", bar, height=18, yOffset=7),

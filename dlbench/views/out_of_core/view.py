@@ -9,19 +9,7 @@ from typing import Any
 from dlbench.analysis.scaling import group_by
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
 from dlbench.report.chart_style import HEIGHT, MUTED, WIDE
-from dlbench.report.charts import (
-    DASHED,
-    Axis,
-    Chart,
-    Layer,
-    ReportSubject,
-    Rows,
-    Series,
-    figure_row,
-    finish,
-    layer,
-    lines,
-)
+from dlbench.report.charts import DASHED, Axis, Chart, ReportSubject, Rows, Series, figure_row, finish, layer, lines
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
@@ -163,7 +151,7 @@ def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
                 colour = next(more_colours, OTHER_COLOUR)
             colours[point.label] = colour
     limits = [limit for limit in comparison.limits if (limit.ranks, limit.nodes) == points[0].place and limit.batch > 0]
-    layers: list[Layer] = []
+    layers: list[dict[str, Any]] = []
     mark = ""
     for limit in limits:
         limit_rows = [{"batch": limit.batch, "text": f"in core up to {limit.batch}", "foot": 0}]

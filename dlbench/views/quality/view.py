@@ -11,7 +11,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.report.chart_style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
-from dlbench.report.charts import Axis, Chart, Layer, Rows, Series, finish, layer, scatter
+from dlbench.report.charts import Axis, Chart, Rows, Series, finish, layer, scatter
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, constant, drop_empty_columns, never, times_cell
 from dlbench.report.wording import (
@@ -194,7 +194,7 @@ def _rows(quality: GroupQuality) -> Iterator[dict[str, Any]]:
             }
 
 
-def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> list[Layer]:
+def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> list[dict[str, Any]]:
     places = map(place_of, quality.points)
     values = [row["value"] for row in rows] + [quality.target, quality.predictor_value]
     low, high = min(values), max(values)
@@ -223,7 +223,7 @@ def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> lis
     )
 
 
-def _rules(quality: GroupQuality) -> Iterator[Layer]:
+def _rules(quality: GroupQuality) -> Iterator[dict[str, Any]]:
     marks = ((quality.target, "target", INK, [6, 3]), (quality.predictor_value, "no skill", IDEAL, [2, 3]))
     for number, name, colour, dash in marks:
         rows = [{"value": number, "label": f"{name} {number_text(number, quality.unit)}"}]

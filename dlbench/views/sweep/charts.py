@@ -9,7 +9,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from dlbench.report.chart_style import IDEAL, INK, MEASURED, PART_COLOURS, TONE_COLOURS, WIDE
-from dlbench.report.charts import Axis, Chart, Layer, Rows, Series, channel, figure_row, finish, intervals, layer
+from dlbench.report.charts import Axis, Chart, Rows, Series, channel, figure_row, finish, intervals, layer
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import figure_text, place_text, ranks_text, sentence, times_text
 from dlbench.stats.estimates import Estimate
@@ -103,7 +103,7 @@ def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estima
         yield {**row, "colour": colour}
 
 
-def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, width: int) -> list[Layer]:
+def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, width: int) -> list[dict[str, Any]]:
     low, high = 1 - SETTING_MARGIN, 1 + SETTING_MARGIN
     for row in rows:
         ends = [row[name] for name in ("value", "low", "high") if row[name] is not None]
@@ -124,7 +124,7 @@ def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, widt
     return [layer(band, "rect", {"x": "low:Q", "x2": "high"}, color=MEASURED, opacity=0.1), *drawn]
 
 
-def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple[list[Layer], int]:
+def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple[list[dict[str, Any]], int]:
     panels = []
     shares = {setting.label: figure_row(setting.efficiency) for setting in cell.settings if setting.efficiency}
     if shares:
