@@ -110,10 +110,9 @@ def _draw_all() -> None:
 
     # V8, Vega and the fonts are loaded with the first chart.
     vl_convert.vegalite_to_svg({"mark": "text", "data": {"values": [{}]}}, vl_version=VEGALITE_VERSION)
-    for line in sys.stdin.buffer:
+    for spec in sys.stdin:
         try:
-            svg = vl_convert.vegalite_to_svg(json.loads(line), vl_version=VEGALITE_VERSION, allowed_base_urls=[])
-            answer = {"svg": svg}
+            answer = {"svg": vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE_VERSION, allowed_base_urls=[])}
         except ValueError as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
