@@ -25,7 +25,6 @@ class LazyModule:
 
 
 if TYPE_CHECKING:
-    import altair as alt
     import numpy as np
     import numpy.typing as npt
 
@@ -33,10 +32,10 @@ if TYPE_CHECKING:
     Times = npt.NDArray[np.int64]  # Nanoseconds.
     Flags = npt.NDArray[np.bool_]
 else:
-    alt, np, npt = LazyModule("altair"), LazyModule("numpy"), LazyModule("numpy.typing")
+    np, npt = LazyModule("numpy"), LazyModule("numpy.typing")
     Array = Times = Flags = Any
 
-__all__ = ["Array", "Deferred", "Flags", "LazyModule", "Times", "alt", "np", "npt"]
+__all__ = ["Array", "Deferred", "Flags", "LazyModule", "Times", "np", "npt"]
 
 
 class Deferred(Generic[T]):

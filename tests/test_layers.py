@@ -177,14 +177,14 @@ def test_no_python_among_choices_and_templates() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["io", "--help"], ["report", "--help"], ["ls"]])
 def test_the_login_node_path_stays_light(arguments: list[str]) -> None:
-    assert_not_imported(arguments, {"torch", "pandas", "numpy", "scipy", "horovod", "altair"})
+    assert_not_imported(arguments, {"torch", "pandas", "numpy", "scipy", "horovod"})
 
 
 def test_a_report_in_the_terminal_imports_what_it_shows(tmp_path: Path) -> None:
     """Its few runs have no t test, history, job or projected strategy."""
     for plan in plans(points=(1, 2), repeats=3):
         write_run(tmp_path, plan, constant((10.0,) * 6))
-    heavy = {"torch", "pandas", "scipy", "altair", "jinja2", "dlbench.history.tables", "dlbench.jobs"}
+    heavy = {"torch", "pandas", "scipy", "jinja2", "dlbench.history.tables", "dlbench.jobs"}
     assert_not_imported(["report", str(tmp_path)], {*heavy, "dlbench.projection.strategies", "dlbench.views.storage"})
 
 

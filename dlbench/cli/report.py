@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FormatT = TypeVar("FormatT", bound=str)
 LIST = "?"
-FORMAT_MODULES: Mapping[str, Sequence[str]] = {"html": ("altair", "vl_convert")}  # Modules that a format needs.
+FORMAT_MODULES: Mapping[str, Sequence[str]] = {"html": ("vl_convert",)}  # Modules that a format needs.
 FormatName = Literal["html", "json", "csv", "md", "text"]
 SUFFIXES: Mapping[str, FormatName] = {
     ".html": "html",
@@ -289,6 +289,10 @@ def prepared(
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv contains a single table")
     require_modules(command, *needs, *FORMAT_MODULES.get(chosen, ()))
+    if chosen == "html":
+        from dlbench.report.formats import drawing
+
+        drawing.start()  # It is ready to draw when the runs are read.
     return chosen
 
 

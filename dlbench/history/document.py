@@ -24,9 +24,8 @@ from dlbench.history.series import (
 )
 from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import ChangeOfSeries, TrendsReport, changes_sheet, hosts_sheet, nights_sheet, series_sheet
-from dlbench.lazy import alt
 from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, RANK_COLOURS, TONE_COLOURS
-from dlbench.report.charts import Chart, ReportSubject, Rows, figure_row, finish, inline, tooltips
+from dlbench.report.charts import Chart, ReportSubject, Rows, channel, figure_row, finish, layer, tooltips
 from dlbench.report.document import Card, Document, Level, Mark, Section, methods_section
 from dlbench.report.wording import basis_text, clean, runs_text
 from dlbench.stats.verdict_words import TREND
@@ -63,20 +62,21 @@ def series_chart(series: Trend) -> Chart:
         values += [row[name] for name in ("low", "high", "at_first") if row[name] is not None]
     margin = (max(values) - min(values)) * 0.12 or max(values) * 0.05
     domain = [min(values) - margin, max(values) + 2 * margin]
-    y = alt.Y("value:Q", title=f"{series.subject}, {unit}").scale(domain=domain, nice=False, zero=False)
-    base = alt.Chart(alt.InlineData(values=levels)).encode(x=_time("first"), x2="last")
-    rule = base.mark_rule(color=_LEVEL_COLOUR, strokeWidth=3).encode(y=alt.Y("at_first:Q"), y2="value:Q")
-    mark = alt.Chart(inline(points)).mark_point(filled=True, size=18, opacity=0.75, color=MEASURED)
-    tooltip = {"run:N": "run", "shown:N": "value", "time:N": "finished", "commit:N": "commit", "hosts:N": "hosts"}
+    scale = {"domain": domain, "nice": False, "zero": False}
+    y = channel("value:Q", title=f"{series.subject}, {unit}", scale=scale)
+    stretch = {"x": _time("first"), "x2": "last"}
+    line = {**stretch, "y": "at_first:Q", "y2": "value", "tooltip": tooltips({"shown": "level", "basis": "interval"})}
+    titles = {"run": "run", "shown": "value", "time": "finished", "commit": "commit", "hosts": "hosts"}
+    nights = {"x": _time(), "y": y, "tooltip": tooltips(titles)}
     layers = [
-        base.mark_rect(color=_LEVEL_COLOUR, opacity=0.3).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        rule.encode(tooltip=tooltips({"shown:N": "level", "basis:N": "interval"})),
-        mark.encode(x=_time(), y=y, tooltip=tooltips(tooltip)),
+        layer(levels, "rect", {**stretch, "y": "low:Q", "y2": "high"}, color=_LEVEL_COLOUR, opacity=0.3),
+        layer(levels, "rule", line, color=_LEVEL_COLOUR, strokeWidth=3),
+        layer(points, "point", nights, filled=True, size=18, opacity=0.75, color=MEASURED),
     ]
     if series.changes:
         layers += _change_layers([_change_row(change, domain[1]) for change in series.changes])
     return finish(
-        alt.layer(*layers),
+        layers,
         series,
         name="trend",
         title=f"{series.title} over time",
@@ -109,10 +109,10 @@ def _drawn(series: Trend) -> tuple[Night, ...]:
     return tuple(nights[i] for i in sorted(indices))
 
 
-def _time(name: str = "time") -> Any:
+def _time(name: str = "time") -> dict[str, Any]:
     # UTC, so that the page says the same in every country.
-    x = alt.X(f"{name}:T", title="end of the night's last run, UTC")
-    return x.scale(type="utc").axis(format="%d %b %Y", grid=False)
+    axis = {"format": "%d %b %Y", "grid": False}
+    return channel(f"{name}:T", title="end of the night's last run, UTC", scale={"type": "utc"}, axis=axis)
 
 
 def _points(series: Trend, factor: float) -> Rows:
@@ -151,21 +151,27 @@ def _change_row(change: Change, top: float) -> dict[str, Any]:
     }
 
 
-def _change_layers(changes: Rows) -> list[Any]:
-    base = alt.Chart(alt.InlineData(values=changes)).encode(x=_time())
-    kinds = list(_KINDS)
+def _change_layers(changes: Rows) -> list[dict[str, Any]]:
     colours, shapes = map(list, zip(*_KINDS.values(), strict=True))
-    legend: dict[str, Any] = {"orient": "bottom", "symbolSize": 90}
-    colour = alt.Color("kind:N", title=None).scale(domain=kinds, range=colours).legend(**legend)
-    shape = alt.Shape("kind:N", title=None).scale(domain=kinds, range=shapes).legend(**legend)
-    tooltip = tooltips({"kind:N": "change", "shown:N": "by", "time:N": "first night after", "commit:N": "code"})
-    point = base.mark_point(filled=True, size=110, opacity=1, yOffset=7)
-    text = base.mark_text(align="left", baseline="top", dx=9, dy=1, fontSize=12, color=MUTED)
+    legend = {"orient": "bottom", "symbolSize": 90}
+    colour, shape = _legends("kind", list(_KINDS), colours, shapes, legend)
+    titles = {"kind": "change", "shown": "by", "time": "first night after", "commit": "code"}
+    top = {"x": _time(), "y": "top:Q"}
+    mark = {**top, "color": colour, "shape": shape, "tooltip": tooltips(titles)}
+    words: dict[str, Any] = {"align": "left", "baseline": "top", "dx": 9, "dy": 1, "fontSize": 12, "color": MUTED}
     return [
-        base.mark_rule(strokeDash=[4, 3], color=MUTED),
-        point.encode(y=alt.Y("top:Q"), color=colour, shape=shape, tooltip=tooltip),
-        text.encode(y=alt.Y("top:Q"), text="label:N"),
+        layer(changes, "rule", {"x": _time()}, strokeDash=[4, 3], color=MUTED),
+        layer(changes, "point", mark, filled=True, size=110, opacity=1, yOffset=7),
+        layer(changes, "text", {**top, "text": "label:N"}, **words),
     ]
+
+
+def _legends(
+    name: str, values: list[str], colours: list[str], shapes: list[str], legend: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the colours and the shapes of a field's values, which have one legend."""
+    colour = channel(f"{name}:N", title=None, scale={"domain": values, "range": colours}, legend=legend)
+    return colour, {**colour, "scale": {"domain": values, "range": shapes}}
 
 
 def host_charts(nodes: SlowMonths) -> list[Chart]:
@@ -180,24 +186,23 @@ def host_charts(nodes: SlowMonths) -> list[Chart]:
             rows.append({**figure_row(month.ratio), "host": host.host, "month": month.month, "basis": basis})
     names = [host.host for host in drawn]
     shapes = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
-    legend: dict[str, Any] = {"orient": "bottom", "symbolSize": 70}
-    colours = list(RANK_COLOURS[: len(names)])
-    colour = alt.Color("host:N", title=None).scale(domain=names, range=colours).legend(**legend)
-    shape = alt.Shape("host:N", title=None).scale(domain=names, range=shapes[: len(names)]).legend(**legend)
-    x = alt.X("month:O", title="month (UTC)", sort=list(nodes.months)).scale(domain=list(nodes.months))
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x.axis(labelAngle=0), color=colour)
-    y = alt.Y("value:Q", title="own work, other hosts = 1").scale(zero=False)
-    equal = alt.Chart(alt.InlineData(values=[{"one": 1.0}])).mark_rule(color=MUTED, strokeDash=[5, 4])
-    tooltip = tooltips({"host:N": "host", "month:N": "month", "shown:N": "ratio", "basis:N": "interval"})
+    legend = {"orient": "bottom", "symbolSize": 70}
+    colour, shape = _legends("host", names, list(RANK_COLOURS[: len(names)]), shapes[: len(names)], legend)
+    months = list(nodes.months)
+    x = channel("month:O", title="month (UTC)", sort=months, scale={"domain": months}, axis={"labelAngle": 0})
+    y = channel("value:Q", title="own work, other hosts = 1", scale={"zero": False})
+    shared = {"x": x, "color": colour}
+    titles = {"host": "host", "month": "month", "shown": "ratio", "basis": "interval"}
+    dots = {**shared, "y": y, "shape": shape, "tooltip": tooltips(titles)}
     layers = [
-        equal.encode(y=alt.Y("one:Q")),
-        base.mark_line(strokeWidth=1.5).encode(y=y),
-        base.mark_rule(strokeWidth=3, opacity=0.4).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        base.mark_point(filled=True, size=60, opacity=1).encode(y=y, shape=shape, tooltip=tooltip),
+        layer([{"one": 1.0}], "rule", {"y": "one:Q"}, color=MUTED, strokeDash=[5, 4]),
+        layer(rows, "line", {**shared, "y": y}, strokeWidth=1.5),
+        layer(rows, "rule", {**shared, "y": "low:Q", "y2": "high"}, strokeWidth=3, opacity=0.4),
+        layer(rows, "point", dots, filled=True, size=60, opacity=1),
     ]
     words = "; ".join(f"{host.host}: {ratio_cell(host.current)}" for host in drawn if host.current)
     chart = finish(
-        alt.layer(*layers),
+        layers,
         ReportSubject("nodes", "Mean over the nights of a month; 1: as fast as the others; bars: intervals"),
         name="hosts",
         title="Own work of slow hosts by month",

@@ -9,11 +9,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from dlbench.lazy import LazyModule, alt
+from dlbench.lazy import LazyModule
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Flag, HeldOut, Projection, Refused, Target, counts_text, figure
 from dlbench.report.chart_style import FORECAST, MEASURED, WIDE
-from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, Subject, figure_row, finish, inline, lines
+from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, Subject, figure_row, finish, lines
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section, definitions, methods_section, remark
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of, named_table
@@ -275,15 +275,14 @@ def projection_chart(subject: Subject, measured: Sequence[MeasuredPoint], target
     tooltip = {"place": "at", "series": "is", "shown": name, "basis": "interval"}
     # The projected line begins at the anchor.
     begin = {**measured_rows[-1], "series": "projected", "low": None, "high": None}
-    layers: list[Any] = []
+    layers: list[dict[str, Any]] = []
     for series_rows, is_forecast in (([begin, *projected_rows], True), (measured_rows, False)):
         # Made of all rows, so that all layers have the same axes.
-        for layer in lines(rows, y, by, tooltip, is_forecast=is_forecast).layer:
-            layer.data = inline(series_rows)
-            layers.append(layer)
+        for layer in lines(rows, y, by, tooltip, is_forecast=is_forecast):
+            layers.append({**layer, "data": {"values": series_rows}})
     texts = "; ".join(f"{row['place']}, {row['series']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*layers),
+        layers,
         subject,
         name="projection",
         title=f"{name.capitalize()}: measured, and projected",

@@ -5,11 +5,10 @@ Rows of shapes, one per mark, have `value`, and `low` and `high` for an interval
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from dlbench.lazy import alt
 from dlbench.report.chart_style import IDEAL, SUBTITLE_PIXELS, si_label
 from dlbench.report.table import Sheet, TextTable, text_sheet
 from dlbench.report.wording import basis_text, cleaned, figure_text
@@ -17,12 +16,11 @@ from dlbench.stats.estimates import Estimate
 
 Rows = list[dict[str, Any]]
 Tooltip = Mapping[str, str]  # Titles by field, see `tooltips`.
-_alt: Any = alt  # Untyped: the types of altair's channels are a wall of overloads.
-
-
-def inline(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """Returns the data of many marks, as a tuple: of lists altair copies each row whenever a chart is changed."""
-    return alt.InlineData(values=tuple(rows))
+Layer = dict[str, Any]  # Rows, a mark and channels in Vega-Lite's words; or inner layers.
+Channel = dict[str, Any]  # The definition of a channel, e.g. the x axis, in Vega-Lite's words.
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"  # Names the language; nothing is loaded from there.
+DASHED: dict[str, Any] = {"color": IDEAL, "strokeDash": [5, 4], "strokeWidth": 1.5}
+_TYPES = {"Q": "quantitative", "N": "nominal", "O": "ordinal", "T": "temporal"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ class ReportSubject(NamedTuple):
 
 
 def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
-    chart: Any,
+    layers: Sequence[Layer],
     group: Subject,
     *,
     name: str,
@@ -71,22 +69,28 @@ def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
     size: tuple[int, int],
     still_width: int | None = None,
     axes: Literal["", "x", "y", "xy"] = "",
+    resolve: dict[str, Any] | None = None,
 ) -> Chart:
-    """Makes a `Chart` of an altair chart. `size` and `still_width` (without scripts) are those of the plot in pixels,
-    `table` has the drawn numbers. A reader may switch `axes` between linear and logarithmic: their values must be above
-    0.
+    """Makes a `Chart` of layers, the first behind the others; `resolve` says which scales they do not share. `size` and
+    `still_width` (without scripts) are those of the plot in pixels, `table` has the drawn numbers. A reader may switch
+    `axes` between linear and logarithmic: their values must be above 0.
     """
-    from altair.utils import schemapi
-
     width, height = size
-    sized = chart.properties(width=width, height=height, description=alt)
-    spec: dict[str, Any] = sized.to_dict(validate=schemapi.DEBUG_MODE)
-    # The page gives all charts one configuration.
-    spec.pop("config", None)
     # A longer line would widen the whole chart.
     subtitle = textwrap.wrap(group.label, int(((still_width or width) + 60) / SUBTITLE_PIXELS), max_lines=3)
-    spec["title"] = {"text": title, "subtitle": subtitle}
-    spec["usermeta"] = {"axes": axes}
+    datasets: list[Any] = []
+    spec: dict[str, Any] = {
+        "$schema": _SCHEMA,
+        "title": {"text": title, "subtitle": subtitle},
+        "description": alt,
+        "usermeta": {"axes": axes},
+        "width": width,
+        "height": height,
+        "layer": [_with_named_rows(layer, datasets) for layer in layers],
+        "datasets": {f"rows-{number}": rows for number, rows in enumerate(datasets)},
+    }
+    if resolve is not None:
+        spec["resolve"] = resolve
     if not isinstance(table, TextTable | Sheet):
         table = text_sheet(name, title, table[0], table[1:])
     if isinstance(table, Sheet):
@@ -94,12 +98,43 @@ def finish(  # noqa: PLR0913  # Each argument is a property of the chart.
     return Chart(id=f"chart-{group.id}-{name}", title=title, alt=alt, spec=spec, table=table, still_width=still_width)
 
 
-def tooltips(titles: Mapping[str, str]) -> list[Any]:
+def _with_named_rows(layer: Layer, datasets: list[Any]) -> Layer:
+    """Returns a layer that names its rows, which `datasets` has once for all layers of a chart."""
+    if "layer" in layer:
+        return {**layer, "layer": [_with_named_rows(inner, datasets) for inner in layer["layer"]]}
+    rows = layer["data"]["values"]
+    if rows not in datasets:
+        datasets.append(rows)
+    return {**layer, "data": {"name": f"rows-{datasets.index(rows)}"}}
+
+
+def layer(rows: Sequence[Mapping[str, Any]], mark: str, encoding: Mapping[str, Any], **style: Any) -> Layer:
+    """Returns a layer: a mark for each row (lines join rows), in a style in Vega-Lite's words. `encoding` has a
+    definition or the text of `channel` for each channel.
+    """
+    channels = {}
+    for name, definition in encoding.items():
+        channels[name] = channel(definition) if isinstance(definition, str) else definition
+    return {"data": {"values": rows}, "mark": {"type": mark, **style}, "encoding": channels}
+
+
+def channel(text: str, **properties: Any) -> Channel:
+    """Returns a channel of a field and its type (`value:Q`; an end of an interval has none) with further properties."""
+    name, colon, kind = text.partition(":")
+    if not colon:
+        return {"field": name, **properties}
+    return {"field": name, "type": _TYPES[kind], **properties}
+
+
+def tooltips(titles: Mapping[str, str]) -> list[Layer]:
     """Returns the tooltip of a mark, of fields (texts, or `step:Q`, or `share:Q:.1%`) and their titles."""
     entries = []
-    for field, title in titles.items():
-        name, kind, number_format = [*field.split(":", 2), "", ""][:3]
-        entries.append(alt.Tooltip(f"{name}:{kind or 'N'}", title=title, format=number_format or alt.Undefined))
+    for text, title in titles.items():
+        name, kind, number_format = [*text.split(":", 2), "", ""][:3]
+        entry = channel(f"{name}:{kind or 'N'}", title=title)
+        if number_format:
+            entry["format"] = number_format
+        entries.append(entry)
     return entries
 
 
@@ -151,7 +186,7 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
     x_axis: Axis | None = None,
     ideal: str = "",
     is_forecast: bool = False,
-) -> Any:
+) -> list[Layer]:
     """Returns lines over a logarithmic axis (base 2) with a tick for each count, extended by `room` and to `reach`.
     `series` may be the colour of a single line, `ideal` is a field drawn dashed; forecasts are dotted and hollow.
     """
@@ -160,33 +195,35 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
         domain = [min([*counts, *reach]) / room, max([*counts, *reach]) * room]
         scale = {"type": "log", "base": 2, "domain": domain, "nice": False}
         x_axis = Axis(title, field=x, format="d", scale=scale, axis={"values": counts, "grid": False})
-    base = _data(rows).encode(x=_channel(_alt.X, x_axis))
+    shared: dict[str, Any] = {"x": _numbers(x_axis)}
     colour = {}
     if isinstance(series, str):
         colour = {"color": series}
     else:
-        base = base.encode(color=_legend(_alt.Color, rows, series))
-    style: dict[str, Any] = {"strokeWidth": 2}
+        shared["color"] = _colours(rows, series)
+    style: dict[str, Any] = {"strokeWidth": 2, **colour}
     if is_forecast:
         style["strokeDash"] = [2, 3]
-    layers = [base.mark_line(**style, **colour).encode(y=_channel(_alt.Y, y))]
+    layers = [layer(rows, "line", {**shared, "y": _numbers(y)}, **style)]
     if ideal:
-        dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
-        layers.insert(0, dashed.encode(x=_alt.X(f"{x}:Q"), y=f"{ideal}:Q"))
+        layers.insert(0, layer(rows, "line", {"x": f"{x}:Q", "y": f"{ideal}:Q"}, **DASHED))
     if any(row.get("low") is not None for row in rows):
-        rule = base.mark_rule(strokeWidth=3, opacity=0.5, **colour)
-        layers.append(rule.encode(y=_alt.Y("low:Q"), y2="high:Q"))
-    point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **colour)
-    return _layer(*layers, point.encode(y=_alt.Y(f"{y.field}:Q"), tooltip=tooltips(tooltip)))
+        ends = {**shared, "y": "low:Q", "y2": "high"}
+        layers.append(layer(rows, "rule", ends, strokeWidth=3, opacity=0.5, **colour))
+    dots = {**shared, "y": f"{y.field}:Q", "tooltip": tooltips(tooltip)}
+    return [*layers, layer(rows, "point", dots, filled=not is_forecast, size=60, opacity=1, **colour)]
 
 
-def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
+def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> list[Layer]:
     """Returns horizontal bars of parts, by `order` of the rows; a bar for each `place`, in the order of `names`."""
-    value = _channel(_alt.X, x).stack("zero")
-    name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
-    bars = _data(rows).mark_bar(height={"band": 0.72})
-    colour = _legend(_alt.Color, rows, series)
-    return _layer(bars.encode(y=name, x=value, color=colour, order="order:Q", tooltip=tooltips(tooltip)))
+    encoding = {
+        "y": _names("place", names or list(dict.fromkeys(row["place"] for row in rows))),
+        "x": {**_numbers(x), "stack": "zero"},
+        "color": _colours(rows, series),
+        "order": "order:Q",
+        "tooltip": tooltips(tooltip),
+    }
+    return [layer(rows, "bar", encoding, height={"band": 0.72})]
 
 
 def intervals(  # noqa: PLR0913  # A chart has that many parts.
@@ -199,19 +236,18 @@ def intervals(  # noqa: PLR0913  # A chart has that many parts.
     limit: int = 200,
     names: Mapping[str, Any] | None = None,
     reference: float | None = None,
-) -> Any:
+) -> list[Layer]:
     """Returns a dot with its interval for each row, from above; `limit` is the width of the names in pixels."""
-    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
-    point = base.mark_point(filled=True, size=80, opacity=1)
-    rule = base.mark_rule(strokeWidth=3, opacity=0.55)
-    colour = _legend(_alt.Color, rows, series)
-    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), color=colour)]
+    shared = {"y": _names(y, [row[y] for row in rows], labelLimit=limit, **(names or {}))}
+    shared["color"] = _colours(rows, series)
+    dots = {**shared, "x": _numbers(x), "tooltip": tooltips(tooltip)}
+    layers = [layer(rows, "point", dots, filled=True, size=80, opacity=1)]
     if any(row.get("low") != row.get("high") for row in rows):
-        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", color=colour))
+        ends = {**shared, "x": "low:Q", "x2": "high"}
+        layers.insert(0, layer(rows, "rule", ends, strokeWidth=3, opacity=0.55))
     if reference is not None:
-        line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
-        layers.append(line.encode(x=_alt.X(f"{x.field}:Q")))
-    return _layer(*layers)
+        layers.append(layer([{x.field: reference}], "rule", {"x": f"{x.field}:Q"}, **DASHED))
+    return layers
 
 
 def scatter(  # noqa: PLR0913  # A chart has that many parts.
@@ -225,55 +261,42 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     line: float = 0.0,
     size: int = 60,
     opacity: float = 1.0,
-) -> Any:
+) -> list[Layer]:
     """Returns points; with `line`, a width in pixels, those of one colour and one `detail`, a field, are connected."""
-    base = _data(rows).encode(x=_channel(_alt.X, x), y=_channel(_alt.Y, y), tooltip=tooltips(tooltip))
-    base = base.encode(color=_legend(_alt.Color, rows, series))
+    shared = {"x": _numbers(x), "y": _numbers(y), "tooltip": tooltips(tooltip), "color": _colours(rows, series)}
     if detail:
-        base = base.encode(detail=f"{detail}:N")
+        shared["detail"] = channel(f"{detail}:N")
     layers = []
     if line:
-        layers.append(base.mark_line(strokeWidth=line))
-    marks = base.mark_point(filled=True, size=size, opacity=opacity)
-    return _layer(*layers, marks.encode(shape=_legend(_alt.Shape, rows, series)))
+        layers.append(layer(rows, "line", shared, strokeWidth=line))
+    shape = _legend(rows, series)
+    return [*layers, layer(rows, "point", {**shared, "shape": shape}, filled=True, size=size, opacity=opacity)]
 
 
-def _layer(*layers: Any) -> Any:
-    """Returns layers that hold their rows themselves, so that they combine with others: altair lifts shared data."""
-    chart = _alt.layer(*layers)
-    if chart.data is not _alt.Undefined:
-        for layer in chart.layer:
-            layer.data = chart.data
-        chart.data = _alt.Undefined
-    return chart
-
-
-def _data(rows: Rows) -> Any:
-    return _alt.Chart(inline(rows))
-
-
-def _channel(kind: Any, axis: Axis) -> Any:
-    # Arguments instead of methods: altair's methods make their help text at every use.
+def _numbers(axis: Axis) -> Channel:
     options: dict[str, Any] = {"tickCount": 5, "format": axis.format}
     if axis.unit:
         options = {"tickCount": 5, "labelExpr": si_label(axis.unit)}
-    scale = {}
+    numbers = channel(f"{axis.field}:Q", title=axis.title, axis={**options, **axis.axis})
     if axis.scale:
-        scale["scale"] = _alt.Scale(**axis.scale)
-    return kind(f"{axis.field}:Q", title=axis.title, axis=_alt.Axis(**{**options, **axis.axis}), **scale)
+        numbers["scale"] = axis.scale
+    return numbers
 
 
-def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
-    return _alt.Y(f"{field}:N", sort=list(names), axis=_alt.Axis(**{"title": None, **axis}))
+def _names(name: str, names: Sequence[str], **axis: Any) -> Channel:
+    return channel(f"{name}:N", sort=list(names), axis={"title": None, **axis})
 
 
-def _legend(kind: Any, rows: Rows, series: Series) -> Any:
+def _colours(rows: Rows, series: Series) -> Channel:
+    legend = _legend(rows, series)
+    legend["scale"]["range"] = [series.colours[name] for name in legend["scale"]["domain"]]
+    return legend
+
+
+def _legend(rows: Rows, series: Series) -> Channel:
     present = {row[series.field] for row in rows}
     names = [name for name in series.colours if name in present]
-    scale: dict[str, Any] = {"domain": names}
-    if kind is _alt.Color:
-        scale["range"] = [series.colours[name] for name in names]
     legend = None
     if series.columns:
-        legend = _alt.Legend(**{"orient": "bottom", "columns": series.columns, **series.legend})
-    return kind(f"{series.field}:N", title=series.title, scale=_alt.Scale(**scale), legend=legend)
+        legend = {"orient": "bottom", "columns": series.columns, **series.legend}
+    return channel(f"{series.field}:N", title=series.title, scale={"domain": names}, legend=legend)

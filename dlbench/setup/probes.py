@@ -69,7 +69,7 @@ def examine() -> list[Probe]:
         _mpi(),
         _slurm(),
         _nvml(),
-        _packages("Analysis", ("numpy", "pandas", "altair", "vl-convert-python"), "dlbench report", "analysis"),
+        _packages("Analysis", ("numpy", "pandas", "vl-convert-python"), "dlbench report", "analysis"),
         _packages("Data", ("h5py", "simplejpeg", "pillow", "tokenizers"), "training on files", "data"),
         _crops(),
         _packages("TFRecord", ("google-crc32c",), "data sets in TFRecord files", "data"),

@@ -16,11 +16,10 @@ from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Group as Runs
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.lazy import alt
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import INK, PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, Rows, finish, tooltips
+from dlbench.report.charts import Chart, Rows, channel, finish, layer, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
@@ -367,8 +366,8 @@ def exchange_charts(group: ReportGroup, points: tuple[ExchangePoint, ...]) -> li
     point = drawable[-1]
     numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
-    end = alt.Chart(alt.InlineData(values=[{"to": point.timeline_backward_s}]))
-    rule = end.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.2).encode(x=alt.X("to:Q"))
+    end = [{"to": point.timeline_backward_s}]
+    rule = layer(end, "rule", {"x": "to:Q"}, color=INK, strokeDash=[4, 3], strokeWidth=1.2)
     # The backward pass on line 0, then each message's wait and exchange on its own line.
     backward, waits, under_way = _KINDS
     rows: Rows = [span("backward", backward, 0.0, point.timeline_backward_s or 0.0)]
@@ -384,7 +383,7 @@ def exchange_charts(group: ReportGroup, points: tuple[ExchangePoint, ...]) -> li
     words = f"{len(point.timeline)} messages{part} of a step next to its backward pass, whose end is dashed. "
     return [
         finish(
-            alt.layer(spans(rows, _KINDS), rule),
+            [spans(rows, _KINDS), rule],
             group,
             name="timeline",
             title=f"A step's messages at {place_of(point)}",
@@ -404,25 +403,27 @@ def span(name: str, kind: str, first: float, last: float, text: str = "") -> dic
     return {"name": name, "kind": kind, "from": first, "to": last, "shown": format_seconds(last - first), "what": text}
 
 
-def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
+def spans(rows: Rows, colours: Mapping[str, str]) -> dict[str, Any]:
     """Returns bars over the time since the start of the backward pass, on lines from above; kinds have colours."""
     lines = list(dict.fromkeys(row["name"] for row in rows))
-    y = alt.Y("name:N", title=None, sort=lines)
-    if len(lines) <= 360 // _ROW:
-        y = y.scale(paddingInner=0.25).axis(labels=True, labelLimit=260, ticks=False, domain=False, title=None)
-    else:
-        title = f"{len(lines) - 1} messages"
-        y = y.scale(paddingInner=0.0).axis(labels=False, labelLimit=260, ticks=False, domain=False, title=title)
-    label = si_label("s")
-    x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
+    has_names = len(lines) <= 360 // _ROW
+    title, padding = None, 0.25
+    if not has_names:
+        title, padding = f"{len(lines) - 1} messages", 0.0
+    names = {"labels": has_names, "labelLimit": 260, "ticks": False, "domain": False, "title": title}
+    times_axis = {"labelExpr": si_label("s"), "tickCount": 6}
     kinds = {row["kind"] for row in rows}
     present = [kind for kind in colours if kind in kinds]
-    scale = alt.Scale(domain=present, range=[colours[kind] for kind in present])
-    legend = alt.Legend(orient="bottom", columns=len(colours))
-    colour = alt.Color("kind:N", title=None, sort=list(colours), scale=scale, legend=legend)
-    tooltip = tooltips({"name:N": "line", "kind:N": "kind", "shown:N": "time", "what:N": "message"})
-    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()
-    return bars.encode(y=y, x=x, x2="to:Q", color=colour, tooltip=tooltip)
+    scale = {"domain": present, "range": [colours[kind] for kind in present]}
+    legend = {"orient": "bottom", "columns": len(colours)}
+    encoding = {
+        "y": channel("name:N", title=None, sort=lines, scale={"paddingInner": padding}, axis=names),
+        "x": channel("from:Q", title="time since the start of the backward pass", axis=times_axis),
+        "x2": "to",
+        "color": channel("kind:N", title=None, sort=list(colours), scale=scale, legend=legend),
+        "tooltip": tooltips({"name": "line", "kind": "kind", "shown": "time", "what": "message"}),
+    }
+    return layer(rows, "bar", encoding)
 
 
 class ExchangeView(GroupView):

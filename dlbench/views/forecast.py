@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from dlbench.errors import UserError
-from dlbench.lazy import alt
 from dlbench.projection.gathering import gathered, with_network
 from dlbench.projection.page import (
     MeasuredPoint,
@@ -29,7 +28,7 @@ from dlbench.projection.projected import MIN_POINTS, Projection, Target
 from dlbench.projection.projected import figure as projected_figure
 from dlbench.projection.step import project
 from dlbench.report.chart_style import PUBLISHED
-from dlbench.report.charts import Chart, Rows, inline, tooltips
+from dlbench.report.charts import Chart, Rows, layer, tooltips
 from dlbench.report.document import Section
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Sheet, drop_empty_columns
@@ -214,15 +213,17 @@ def anchor_rows(anchors: Sequence[PublishedAnchor], scale: float = 1.0) -> Rows:
     return rows
 
 
-def anchor_layers(rows: Rows) -> list[Any]:
+def anchor_layers(rows: Rows) -> list[dict[str, Any]]:
     """Returns layers with a labelled mark for each of `anchor_rows`."""
     if not rows:
         return []
-    base = alt.Chart(inline(rows)).encode(x=alt.X("ranks:Q"), y=alt.Y("value:Q"))
+    place = {"x": "ranks:Q", "y": "value:Q"}
     tooltip = tooltips({"title": "published", "shown": "figure", "hardware": "on", "source": "source"})
-    point = base.mark_point(color=PUBLISHED, shape="diamond", filled=False, size=90, opacity=1)
-    text = base.mark_text(color=PUBLISHED, align="right", dx=-8, dy=12, fontSize=11)
-    return [point.encode(tooltip=tooltip), text.encode(text="title:N")]
+    point: dict[str, Any] = {"color": PUBLISHED, "shape": "diamond", "filled": False, "size": 90, "opacity": 1}
+    return [
+        layer(rows, "point", {**place, "tooltip": tooltip}, **point),
+        layer(rows, "text", {**place, "text": "title:N"}, color=PUBLISHED, align="right", dx=-8, dy=12, fontSize=11),
+    ]
 
 
 def anchors_text(anchors: Sequence[PublishedAnchor]) -> str:

@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.lazy import alt
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import HEIGHT, MEASURED, MUTED, NARROW
-from dlbench.report.charts import Axis, Chart, Rows, figure_row, finish, lines
+from dlbench.report.charts import Axis, Chart, Rows, figure_row, finish, layer, lines
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
@@ -178,7 +177,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
     )
     words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*_layers(rows, quantity, anchors)),
+        _layers(rows, quantity, anchors),
         group,
         name=quantity.name,
         title=quantity.title,
@@ -190,7 +189,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
     )
 
 
-def _layers(rows: Rows, quantity: _Quantity, anchors: Sequence[PublishedAnchor]) -> list[Any]:
+def _layers(rows: Rows, quantity: _Quantity, anchors: Sequence[PublishedAnchor]) -> list[dict[str, Any]]:
     counts = sorted({row["ranks"] for row in rows} | {anchor.ranks for anchor in anchors})
     is_long = bool(anchors) or counts[-1] > _LINEAR * counts[0]
     # Space on the right for the labels at the ends of the lines.
@@ -203,12 +202,13 @@ def _layers(rows: Rows, quantity: _Quantity, anchors: Sequence[PublishedAnchor])
     y = _y_axis(quantity, [*rows, *published], is_long=is_long and bool(quantity.axes))
     tooltip = {"place": "at", "shown": quantity.title, "basis": "interval"}
     drawn = lines(rows, y, MEASURED, tooltip, x_axis=x, ideal="ideal")
-    last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
+    last, style = rows[-1:], {"align": "left", "dx": 8, "fontSize": 12}
+    value = {"x": "ranks:Q", "y": "value:Q", "text": "label:N"}
     return [
-        *drawn.layer,
+        *drawn,
         # Labels at the lines replace a legend.
-        last.mark_text(color=MUTED, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
-        last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(y="value:Q", text="label:N"),
+        layer(last, "text", {"x": "ranks:Q", "y": "ideal:Q"}, color=MUTED, dy=-7, text="ideal", **style),
+        layer(last, "text", value, color=MEASURED, dy=7, **style),
         *anchor_layers(published),
     ]
 

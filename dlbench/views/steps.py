@@ -13,10 +13,9 @@ from typing import Any, Literal
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import QUANTILES, OutlierStep, RunTable, StepDigest
-from dlbench.lazy import alt
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import RANK_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, Rows, Subject, finish, inline, short, tooltips
+from dlbench.report.charts import Chart, Rows, Subject, channel, finish, layer, short, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text
@@ -252,28 +251,29 @@ def _distribution(group: Subject, distribution: StepDistribution) -> Chart:
     low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
     kind: Literal["log", "linear"] = "log" if low > 0 and high > 8 * low else "linear"
 
-    def x_of(field: str) -> Any:
-        scale = alt.Scale(type=kind, zero=False, nice=False)
-        return alt.X(f"{field}:Q", title="step time", scale=scale, axis=alt.Axis(labelExpr=si_label("s"), tickCount=5))
-
+    scale = {"type": kind, "zero": False, "nice": False}
+    x = {"title": "step time", "scale": scale, "axis": {"labelExpr": si_label("s"), "tickCount": 5}}
     places = [place_of(point) for point in points]
-    y = alt.Y("share:Q", title="share of the steps").scale(domain=[0, 100]).axis(labelExpr="datum.value + ' %'")
-    scale = alt.Scale(domain=places, range=list(RANK_COLOURS[: len(places)]))
-    legend = alt.Legend(orient="bottom", columns=3, symbolStrokeWidth=3, symbolOpacity=1)
-    base = alt.Chart(inline(rows)).encode(
-        y=y, color=alt.Color("place:N", title=None, sort=places, scale=scale, legend=legend)
-    )
-    tooltip = tooltips({"place": "at", "share:Q": "share of the steps, %", "shown": "take no longer than"})
-    layers = [base.mark_line(strokeWidth=2).encode(x=x_of("seconds"), order="share:Q", tooltip=tooltip)]
+    y_axis = {"labelExpr": "datum.value + ' %'"}
+    colours = {"domain": places, "range": list(RANK_COLOURS[: len(places)])}
+    legend = {"orient": "bottom", "columns": 3, "symbolStrokeWidth": 3, "symbolOpacity": 1}
+    shared = {
+        "y": channel("share:Q", title="share of the steps", scale={"domain": [0, 100]}, axis=y_axis),
+        "color": channel("place:N", title=None, sort=places, scale=colours, legend=legend),
+    }
+    titles = {"place": "at", "share:Q": "share of the steps, %", "shown": "take no longer than"}
+    line = {**shared, "x": channel("seconds:Q", **x), "order": "share:Q", "tooltip": tooltips(titles)}
+    layers = [layer(rows, "line", line, strokeWidth=2)]
     if any(row["low"] != row["high"] for row in rows):
-        layers.insert(0, base.mark_area(opacity=0.2, orient="horizontal").encode(x=x_of("low"), x2="high:Q"))
+        band = {**shared, "x": channel("low:Q", **x), "x2": "high"}
+        layers.insert(0, layer(rows, "area", band, opacity=0.2, orient="horizontal"))
     words = "; ".join(
         f"{place_of(point)}: half of the steps within {figure_text(point.p50)}, 95 % within {figure_text(point.p95)}, "
         f"the longest {figure_text(point.longest)}"
         for point in points
     )
     return finish(
-        alt.layer(*layers),
+        layers,
         group,
         name="steps",
         title="Share of steps that take no longer (band: range of runs)",

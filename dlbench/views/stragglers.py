@@ -16,9 +16,8 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, Straggler, slow_nodes
 from dlbench.analysis.stragglers import num_slowest
 from dlbench.analysis.table import RunTable
-from dlbench.lazy import alt
 from dlbench.report.chart_style import WIDE
-from dlbench.report.charts import Chart, Subject, finish, inline, tooltips
+from dlbench.report.charts import Chart, Subject, channel, finish, layer, tooltips
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant, unit_cell
 from dlbench.report.wording import (
@@ -174,37 +173,36 @@ def rank_charts(group: Subject, rank_map: RankMap) -> list[Chart]:
     while len(rows := list(_rectangles(rank_map, joined))) > MAX_RECTANGLES and joined < len(rank_map.step_starts):
         joined *= 2
     start, end = rank_map.step_starts[0] - 0.5, rank_map.last_step + 0.5
-    x_scale = alt.Scale(domain=[start, end], nice=False, zero=False)
-    y_scale = alt.Scale(domain=[-0.5, rank_map.ranks - 0.5], reverse=True, nice=False, zero=False)
-    x_axis = alt.Axis(format="d", tickCount=6, tickMinStep=1, grid=False)
-    y_axis = alt.Axis(format="d", tickCount=min(8, rank_map.ranks), tickMinStep=1, grid=False)
+    x_scale = {"domain": [start, end], "nice": False, "zero": False}
+    y_scale = {"domain": [-0.5, rank_map.ranks - 0.5], "reverse": True, "nice": False, "zero": False}
+    axis = {"format": "d", "tickCount": 6, "tickMinStep": 1, "grid": False}
+    y_axis = {**axis, "tickCount": min(8, rank_map.ranks)}
     ends = {
-        "x": alt.X("x:Q", scale=x_scale, title="step, warm-up steps counted", axis=x_axis),
-        "x2": "x2:Q",
-        "y": alt.Y("y:Q", scale=y_scale, title="rank", axis=y_axis),
-        "y2": "y2:Q",
+        "x": channel("x:Q", scale=x_scale, title="step, warm-up steps counted", axis=axis),
+        "x2": "x2",
+        "y": channel("y:Q", scale=y_scale, title="rank", axis=y_axis),
+        "y2": "y2",
     }
     # Behind the map, in both colour schemes: its colours are made for it.
-    plate = alt.InlineData(values=[{"x": start, "x2": end, "y": -0.5, "y2": rank_map.ranks - 0.5}])
-    layers = [alt.Chart(plate).mark_rect(color="#eceff3").encode(**ends)]
+    plate = [{"x": start, "x2": end, "y": -0.5, "y2": rank_map.ranks - 0.5}]
+    layers = [layer(plate, "rect", ends, color="#eceff3")]
     if rows:
         colours = {bin_title(number): colour for number, colour in enumerate(_BIN_COLOURS) if number != _BLANK}
         bins = {row["bin"] for row in rows}
         present = [title for title in colours if title in bins]
-        colour = alt.Color(
+        colour = channel(
             "bin:N",
             title=f"own work over the median (blank: {bin_title(_BLANK)})",
-            scale=alt.Scale(domain=present, range=[colours[title] for title in present]),
-            legend=alt.Legend(orient="bottom", columns=4, titleOrient="top", titleLimit=WIDE),
+            scale={"domain": present, "range": [colours[title] for title in present]},
+            legend={"orient": "bottom", "columns": 4, "titleOrient": "top", "titleLimit": WIDE},
         )
         tooltip = tooltips({"who": "ranks", "when": "steps", "shown": "own work over the median"})
-        cells = alt.Chart(inline(rows)).mark_rect(strokeWidth=0)
-        layers.append(cells.encode(**ends, color=colour, tooltip=tooltip))
+        layers.append(layer(rows, "rect", {**ends, "color": colour, "tooltip": tooltip}, strokeWidth=0))
     words = f"{slowest_text(rank_map).capitalize()}."
     if joined > 1:
         words += f" {joined} neighbouring columns are drawn as one, with the larger value."
     chart = finish(
-        alt.layer(*layers),
+        layers,
         group,
         name="ranks",
         title=f"Own work by rank and step at {place_of(rank_map)}",

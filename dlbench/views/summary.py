@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dlbench.analysis.scaling import Point
-from dlbench.lazy import alt
 from dlbench.report.chart_style import IDEAL, MEASURED, MUTED
-from dlbench.report.charts import Chart, ReportSubject, figure_row, finish, tooltips
+from dlbench.report.charts import Chart, ReportSubject, Rows, channel, figure_row, finish, layer, tooltips
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
 from dlbench.stats.estimates import placed
@@ -112,7 +111,7 @@ def _efficiency_chart(groups: Sequence[ReportGroup], names: Sequence[str]) -> li
     if all(len(group.points) == 1 for group in groups):
         return []
     is_wide = len(groups) <= FEW_CARDS
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
     for group, name in zip(groups, names, strict=True):
         rows += _rows(group, name, is_wide=is_wide)
     words = "; ".join(f"{row['group']}, {row['place']}: {row['shown']}" for row in rows if row["is_last"])
@@ -123,7 +122,7 @@ def _efficiency_chart(groups: Sequence[ReportGroup], names: Sequence[str]) -> li
     if is_wide:
         width, height = 900, min(_ROOM, len(groups) * max(44, 16 * most_points))
     chart = finish(
-        alt.layer(*_layers(alt, rows, list(names), offset=is_wide and most_points > 1)),
+        _layers(rows, list(names), offset=is_wide and most_points > 1),
         ReportSubject("all-groups", "Share of the ideal throughput; each group's fewest ranks are its 100 %"),
         name="efficiency",
         title="Scaling efficiency",
@@ -158,34 +157,33 @@ def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> Iterator[dict[str,
         }
 
 
-def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: bool) -> list[Any]:
+def _layers(rows: Rows, names: list[str], *, offset: bool) -> list[dict[str, Any]]:
     measured = [row for row in rows if row["value"] is not None]
     top = max(1.0, *(row["at"] for row in measured))
     labelled, label_room, label_limit = rows, _LABEL_ROOM, 260
     if len(names) > FEW_CARDS:
         labelled, label_room, label_limit = [row for row in rows if row["is_last"]], _VALUE_ROOM, _LABEL
     # Room on the right for labels, whatever the width.
-    right = alt.ExprRef(f"width - {label_room}")
-    scale = alt.Scale(domain=[0, top], range=[0, right], nice=False)
+    right = {"expr": f"width - {label_room}"}
+    scale = {"domain": [0, top], "range": [0, right], "nice": False}
     values = [k / 5 for k in range(int(top * 5) + 1)]
-    x = alt.X("value:Q", title=None, scale=scale, axis=alt.Axis(format=".0%", values=values, grid=True))
-    axis = alt.Axis(labelLimit=label_limit, ticks=False, domain=False)
-    place = {"y": alt.Y("group:N", title=None, sort=names, axis=axis)}
+    x = channel("value:Q", title=None, scale=scale, axis={"format": ".0%", "values": values, "grid": True})
+    axis = {"labelLimit": label_limit, "ticks": False, "domain": False}
+    place = {"y": channel("group:N", title=None, sort=names, axis=axis)}
     if offset:
-        place["yOffset"] = alt.YOffset("ranks:O", sort="ascending")
-    tooltip = tooltips({"group": "group", "place": "at", "shown": "efficiency", "basis": "interval"})
-    base = alt.Chart(alt.InlineData(values=measured)).encode(**place)
-    shade = alt.condition("datum.is_last", alt.value(1), alt.value(0.45))
-    ideal = alt.Chart(alt.InlineData(values=[{"ideal": 1.0}]))
-    name = ideal.mark_text(color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal")
-    labels = alt.Chart(alt.InlineData(values=labelled)).encode(**place)
+        place["yOffset"] = channel("ranks:O", sort="ascending")
+    shade = {"condition": {"test": "datum.is_last", "value": 1}, "value": 0.45}
+    titles = {"group": "group", "place": "at", "shown": "efficiency", "basis": "interval"}
+    dots = {**place, "x": x, "opacity": shade, "tooltip": tooltips(titles)}
+    ends, label = {**place, "x": "low:Q", "x2": "high"}, {**place, "x": {"value": right}, "text": "label:N"}
+    ideal, name = [{"ideal": 1.0}], {"x": "ideal:Q", "y": {"value": 0}}
     return [
-        ideal.mark_rule(color=IDEAL, strokeWidth=2, strokeDash=[5, 4]).encode(x=alt.X("ideal:Q")),
-        base.mark_rule(color=MEASURED, strokeWidth=4, opacity=0.4).encode(x=alt.X("low:Q"), x2="high:Q"),
-        base.mark_point(color=MEASURED, filled=True, size=70).encode(x=x, opacity=shade, tooltip=tooltip),
+        layer(ideal, "rule", {"x": "ideal:Q"}, color=IDEAL, strokeWidth=2, strokeDash=[5, 4]),
+        layer(measured, "rule", ends, color=MEASURED, strokeWidth=4, opacity=0.4),
+        layer(measured, "point", dots, color=MEASURED, filled=True, size=70),
         # All in one column, where no interval reaches.
-        labels.mark_text(color=MUTED, align="left", dx=9, fontSize=12).encode(x=alt.value(right), text="label:N"),
-        name.encode(x=alt.X("ideal:Q"), y=alt.value(0)),
+        layer(labelled, "text", label, color=MUTED, align="left", dx=9, fontSize=12),
+        layer(ideal, "text", name, color=MUTED, align="right", dx=-5, dy=-6, fontSize=12, text="ideal"),
     ]
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
 from dlbench.errors import UserError
-from dlbench.lazy import alt
 from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES, TrainingLength, training_length_of
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import HEIGHT, MEASURED, RANK_COLOURS, WIDE
@@ -501,7 +500,7 @@ def times_over(
     y, reach = Axis(unit, scale={"type": "log", "base": 2}), [anchor.ranks for anchor in anchors]
     drawn = lines(rows, y, series, tooltip, x=x, title=x, reach=reach, ideal="ideal")
     chart = finish(
-        alt.layer(*drawn.layer, *anchor_layers(anchor_rows(anchors, 1 / size))),
+        [*drawn, *anchor_layers(anchor_rows(anchors, 1 / size))],
         subject,
         name="times",
         title=f"{quantity} over {x} (dashed: ideal from {origin})",

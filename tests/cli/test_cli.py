@@ -690,7 +690,7 @@ def test_an_engine_that_is_not_installed_is_told_with_its_remedy(cli: Cli, tmp_p
 
 
 def test_a_login_node_without_torch_can_plan_and_tell(cli: Cli, tmp_path: Path) -> None:
-    variables = without(tmp_path, "torch", "horovod", "numpy", "pandas", "scipy", "h5py", "altair")
+    variables = without(tmp_path, "torch", "horovod", "numpy", "pandas", "scipy", "h5py")
     done = cli("run", "cosmoflow", "--preset", "ci", "--engine", "ddp", **variables)
     assert done.returncode == 5
     assert "pip install 'dlbench[node]'" in done.stderr

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dlbench.report.charts import Axis, ReportSubject, Series, figure_row, finish, intervals, lines, scatter, stacked
+from dlbench.report.charts import (
+    Axis,
+    ReportSubject,
+    Series,
+    figure_row,
+    finish,
+    intervals,
+    layer,
+    lines,
+    scatter,
+    stacked,
+)
 from dlbench.report.table import Column, Sheet, cell_of, column, columns_of, times_cell, unit_cell
 from dlbench.report.views import ReportView, in_order
 from dlbench.report.wording import (
@@ -130,12 +141,9 @@ def test_bars_and_dots_stand_in_the_order_of_rows() -> None:
     ids=["lines", "stacked", "intervals", "scatter"],
 )
 def test_layers_keep_their_rows_among_others(drawn: Any) -> None:
-    import altair
-
-    more = altair.Chart(altair.InlineData(values=[{"one": 1}])).mark_rule().encode(x="one:Q")
-    spec = spec_of(altair.layer(*drawn.layer, more))
-    rows = [spec["datasets"][layer["data"]["name"]] for layer in spec["layer"]]
-    assert [len(one) for one in rows] == [2] * len(drawn.layer) + [1]
+    spec = spec_of([*drawn, layer([{"one": 1}], "rule", {"x": "one:Q"})])
+    rows = [spec["datasets"][drawn_layer["data"]["name"]] for drawn_layer in spec["layer"]]
+    assert [len(one) for one in rows] == [2] * len(drawn) + [1]
 
 
 UNITS = ("images/s", "fraction", "points", "ratio", "GB/s", "J", "messages", "epochs", "ms of nothing")

@@ -33,7 +33,6 @@ _FORKS.set_forkserver_preload(
             "torch._dynamo",
             "scipy.stats",
             "pandas",
-            "altair",
         ),
         *(f"dlbench.cli.{module}" for _, module, *_ in COMMANDS),
     ]

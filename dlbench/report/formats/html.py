@@ -5,13 +5,11 @@ security policy allows exactly the two scripts written here; all text goes throu
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import re
-import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,28 +18,17 @@ from importlib import metadata
 from typing import Any, Literal, NamedTuple
 
 import jinja2
-import psutil
 from markupsafe import Markup
 
 from dlbench import bundled, cache
-from dlbench.errors import EnvironmentLacksError
-from dlbench.report.chart_style import CONFIG, FONT, WIDE
+from dlbench.report.chart_style import CONFIG, WIDE
 from dlbench.report.charts import Chart
 from dlbench.report.document import FEW_CARDS, Card, Document, Section, walk
 from dlbench.report.formats.data import write_table
+from dlbench.report.formats.drawing import VEGALITE_VERSION, require_address_space, to_svg
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
 
-V8_ADDRESS_BYTES = 65 << 30  # What V8 (of vl-convert 1.9) reserves when it starts; measured.
-_TAG = re.compile(r"<[a-z][^<>]*>")
-# Attributes that Vega writes for its own use, defaults, and the font, which the outermost element hands down.
-_NEEDLESS = re.compile(
-    r' (?:class="[^"]*"|role="[^"]*"|aria-[a-z]+="[^"]*"|pointer-events="none"|opacity="1"|font-family="[^"]*"'
-    r'|xmlns:xlink="[^"]*"|version="[^"]*")'
-)
-_LONG_NUMBER = re.compile(r"\d+\.\d{3,}")
-_ID = re.compile(r'(\bid="|url\(#|href="#)([A-Za-z][\w-]*)')
-DRAWERS = 2  # Charts drawn at a time: Vega runs outside Python's lock, and a login node has little to spare.
 MAX_CHARTED_GROUPS = 10  # Further groups are tables only, so that the page stays small and is quickly made.
 CHART_BYTES = 1_600_000  # Charts of further groups are left out once those drawn take so much of the page.
 MAX_GROUPS = 25  # Further groups get a line each, for the same reason.
@@ -51,76 +38,18 @@ PAIR_COLUMNS = 5  # Columns of a table that has room next to a chart.
 _UNIT = re.compile(r"(?<=\d) (?=(%|points|ms|s|µs|ns|min|h|[kMGT]MAC|MHz|W|[KMGTP]iB|B|GB/s|(?:rank|node)s?)\b|%)")
 
 
-@contextlib.contextmanager
-def unchecked() -> Iterator[None]:
-    """Makes charts without slow checks against Vega-Lite's schema; tests make them with it."""
-    from altair.utils import schemapi
-
-    with schemapi.debug_mode(False):
-        yield
-
-
-@functools.cache
-def require_address_space() -> None:
-    """Raises `EnvironmentLacksError` if V8, which draws the charts, cannot reserve its addresses and would abort."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return
-    used = psutil.Process().memory_info().vms
-    if limit < used + V8_ADDRESS_BYTES:
-        raise EnvironmentLacksError(
-            f"charts: V8, which draws them, reserves {V8_ADDRESS_BYTES >> 30} GiB of addresses (hardly any memory), "
-            f"but this shell limits addresses to {limit / 2**30:.1f} GiB (`ulimit -v`); remedy: `ulimit -v unlimited`, "
-            "another machine, or a format without charts (text, md, csv, json)"
-        )
-
-
-def vegalite_version() -> str:
-    """Returns the Vega-Lite version (`6.4`) that altair writes, if vl-convert carries it, else vl-convert's newest."""
-    import altair
-    import vl_convert
-
-    carried = vl_convert.get_vegalite_versions()
-    written = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    return written if written in carried else str(carried[-1])
-
-
-def to_svg(spec: dict[str, Any], prefix: str) -> str:
-    """Returns a static SVG of Vega-Lite with its data inside; `prefix` makes its ids unique in a page."""
-    import vl_convert
-
-    require_address_space()
-    svg = vl_convert.vegalite_to_svg({**spec, "config": CONFIG}, vl_version=vegalite_version(), allowed_base_urls=[])
-    # Vega counts its ids on over all charts of a process; here they count from 0 in each.
-    ids: dict[str, str] = {}
-
-    def shortened(match: re.Match[str]) -> str:
-        tag = _LONG_NUMBER.sub(rounded, _NEEDLESS.sub("", match[0]))
-        return _ID.sub(with_prefix, tag)
-
-    def rounded(number: re.Match[str]) -> str:
-        return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
-
-    def with_prefix(match: re.Match[str]) -> str:
-        return match[1] + ids.setdefault(match[2], f"{prefix}-{len(ids)}")
-
-    # About half the size, without anything that is visible; text is never changed.
-    svg = _TAG.sub(shortened, svg)
-    return svg.replace("<svg ", f'<svg font-family="{FONT}" ', 1)
-
-
 @functools.cache
 def script_bundle() -> str:
     """Returns Vega, Vega-Lite and Vega-Embed as a script that loads nothing, without `unsafe-eval`; cached on disk."""
-    import vl_convert
-
-    require_address_space()
-    script, version = "window.vegaEmbed = vegaEmbed;", vegalite_version()
+    script = "window.vegaEmbed = vegaEmbed;"
 
     def bundle() -> str:
-        return str(vl_convert.javascript_bundle(script, vl_version=version))
+        import vl_convert
 
-    return cache.cached("scripts", script, f"{metadata.version('vl-convert-python')}, {version}", bundle) or ""
+        require_address_space()
+        return str(vl_convert.javascript_bundle(script, vl_version=VEGALITE_VERSION))
+
+    return cache.cached("scripts", script, f"{metadata.version('vl-convert-python')}, {VEGALITE_VERSION}", bundle) or ""
 
 
 class Drawn(NamedTuple):
@@ -181,11 +110,8 @@ def to_html(document: Document) -> str:
     """Returns the page; equal documents give equal bytes."""
     groups = [section for section in document.sections if section.is_group]
     in_full = [section for section in document.sections if section not in groups[MAX_GROUPS:]]
-    with ThreadPoolExecutor(DRAWERS) as drawers, unchecked():
-        # Bundling the charting script takes as long as drawing many charts, so both run at once.
-        bundle = drawers.submit(script_bundle)
-        charts, charted_ids = _charts(in_full, drawers)
-        bundle.result()
+    with ThreadPoolExecutor(1) as drawer:
+        charts, charted_ids = _charts(in_full, drawer)
     ids: Counter[str] = Counter()
     sections = [_shown(section, charts, charted_ids, ids) for section in in_full]
     specs = {}
@@ -246,7 +172,7 @@ def _without_table(shown_section: Shown) -> Iterator[Drawn]:
         yield from _without_table(inner)
 
 
-def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
+def _charts(sections: Sequence[Section], drawer: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
     charts: dict[str, tuple[Drawn, ...]] = {}
     charted_ids: set[str] = set()
     used_bytes = 0
@@ -259,7 +185,7 @@ def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[d
         draw = functools.partial(_svg, has_subtitle=not outer.is_group)
         pending = []
         for section, _ in walk((outer,), {}):
-            pending += [(section.id, chart, drawers.submit(draw, chart)) for chart in section.charts()]
+            pending += [(section.id, chart, drawer.submit(draw, chart)) for chart in section.charts()]
         for section_id, chart, drawing in pending:
             charts[section_id] = (*charts.get(section_id, ()), Drawn(chart, drawing.result()))
             used_bytes += len(drawing.result()) + len(json.dumps(chart.spec))

@@ -15,9 +15,8 @@ from typing import Any
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import EXCHANGE_PHASE
-from dlbench.lazy import alt
 from dlbench.report.chart_style import INK, MUTED, PART_COLOURS, WIDE
-from dlbench.report.charts import Axis, Chart, Rows, Series, finish, short, stacked, tooltips
+from dlbench.report.charts import Axis, Chart, Rows, Series, channel, finish, layer, short, stacked, tooltips
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of, columns_of, drop_empty_columns
 from dlbench.report.wording import (
@@ -257,7 +256,7 @@ def _waterfall(group: ReportGroup, point: CausePoint, *, width: int) -> Chart:
     rows = _stairs(point, shares)
     words = ", ".join(f"{CAUSE_TITLES[share.name]} {lost_text(share.lost)}" for share in shares) or "nothing"
     return finish(
-        alt.layer(*_waterfall_layers(rows)),
+        _waterfall_layers(rows),
         group,
         name="waterfall",
         title=f"From 100 % to {value_text(point.efficiency)} at {place_of(point)}",
@@ -318,34 +317,37 @@ def _bar(
     }
 
 
-def _waterfall_layers(rows: Rows) -> list[Any]:
+def _waterfall_layers(rows: Rows) -> list[dict[str, Any]]:
     names = [row["name"] for row in rows]
     end = max(100.0, *(row["to"] for row in rows), *(row["high"] or 0.0 for row in rows))
     start = min(0.0, *(row["low"] or 0.0 for row in rows))
     # Names are above their bars, which so have the whole width of a narrow window.
-    y = alt.Y("name:N", title=None, sort=names, axis=None)
-    scale = alt.Scale(domain=[start, end], nice=False)
-    axis = alt.Axis(labelExpr="datum.value + ' %'", tickCount=5)
-    base = alt.Chart(alt.InlineData(values=rows)).encode(y=y)
-    tooltip = tooltips({"name:N": "part", "shown:N": "lost or left"})
-    colour = alt.Color("name:N", legend=None).scale(domain=names, range=[row["colour"] for row in rows])
-    x = alt.X("from:Q", title="scaling efficiency", scale=scale, axis=axis)
-    name = base.mark_text(align="left", dy=-11, color=MUTED, fontSize=12).encode(x=alt.value(0), text="name:N")
-    bar = base.mark_bar(height=18, yOffset=7).encode(x=x, x2="to:Q", color=colour, tooltip=tooltip)
-    layers = [bar, name]
+    shared = {"y": channel("name:N", title=None, sort=names, axis=None)}
+    axis = {"labelExpr": "datum.value + ' %'", "tickCount": 5}
+    x = channel("from:Q", title="scaling efficiency", scale={"domain": [start, end], "nice": False}, axis=axis)
+    colours = {"domain": names, "range": [row["colour"] for row in rows]}
+    colour = channel("name:N", legend=None, scale=colours)
+    bar = {
+        **shared,
+        "x": x,
+        "x2": "to",
+        "color": colour,
+        "tooltip": tooltips({"name": "part", "shown": "lost or left"}),
+    }
+    name = {**shared, "x": {"value": 0}, "text": "name:N"}
+    layers = [
+        layer(rows, "bar", bar, height=18, yOffset=7),
+        layer(rows, "text", name, align="left", dy=-11, color=MUTED, fontSize=12),
+    ]
     if any(row["low"] is not None for row in rows):
-        with_interval = base.transform_filter("isValid(datum.low)")
-        rule = with_interval.mark_rule(color=INK, strokeWidth=1.5, yOffset=7)
-        layers.append(rule.encode(x=alt.X("low:Q"), x2="high:Q"))
-    sides: tuple[tuple[str, Any, int, str], ...] = (
-        ("in", "left", 6, "#ffffff"),
-        ("left", "right", -5, INK),
-        ("right", "left", 5, INK),
-    )
+        interval = {**shared, "x": "low:Q", "x2": "high"}
+        rule = layer(rows, "rule", interval, color=INK, strokeWidth=1.5, yOffset=7)
+        layers.append({**rule, "transform": [{"filter": "isValid(datum.low)"}]})
+    sides = (("in", "left", 6, "#ffffff"), ("left", "right", -5, INK), ("right", "left", 5, INK))
+    label = {**shared, "x": "at:Q", "text": "label:N"}
     for side, align, offset, ink in sides:
-        text = base.transform_filter(f"datum.side == '{side}'")
-        mark = text.mark_text(align=align, dx=offset, dy=7, color=ink, fontSize=12)
-        layers.append(mark.encode(x=alt.X("at:Q"), text="label:N"))
+        text = layer(rows, "text", label, align=align, dx=offset, dy=7, color=ink, fontSize=12)
+        layers.append({**text, "transform": [{"filter": f"datum.side == '{side}'"}]})
     return layers
 
 
@@ -364,12 +366,12 @@ def _by_point(group: ReportGroup, points: Sequence[CausePoint]) -> Chart:
     axis = Axis("points of efficiency lost; gained left of 0")
     series = Series("part", {title: CAUSE_COLOURS[cause] for cause, title in CAUSE_TITLES.items()})
     bars = stacked(rows, axis, series, {"place": "at", "part": "part", "shown": "causes"}, names=places)
-    ticks = alt.Chart(alt.InlineData(values=marks)).mark_tick(color=INK, thickness=2, size=34)
-    zero = alt.Chart(alt.InlineData(values=[{"value": 0}])).mark_rule(color=MUTED)
-    ticks = ticks.encode(x="value:Q", y=alt.Y("place:N", sort=places), tooltip=tooltips({"value:Q": "tick"}))
+    zero = layer([{"value": 0}], "rule", {"x": "value:Q"}, color=MUTED)
+    net = {"x": "value:Q", "y": channel("place:N", sort=places), "tooltip": tooltips({"value:Q": "tick"})}
+    ticks = layer(marks, "tick", net, color=INK, thickness=2, size=34)
     words = "; ".join(f"{place_of(point)}: {lost_text(point.whole.lost)} lost" for point in points)
     return finish(
-        alt.layer(*bars.layer, zero.encode(x="value:Q"), ticks),
+        [*bars, zero, ticks],
         group,
         name="causes",
         title="Points lost by part (tick: net)",

@@ -25,7 +25,7 @@ from dlbench.perfmodels.out_of_core.planner import (
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.report.chart_style import PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts import Chart, ReportSubject, Rows, Subject, channel, finish, layer, tooltips
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
@@ -105,8 +105,6 @@ def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool
 
 def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], subject: Subject) -> Chart:
     """Draws computing, swap-outs and swap-ins in three lanes over time."""
-    import altair as alt
-
     names = ["compute", "out", "in"]
     rows: Rows = []
     for span in operations:
@@ -129,24 +127,21 @@ def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], 
         )
     titles = {row["kind"] for row in rows}
     present = [kind for kind in KINDS.values() if kind[0] in titles]
-    colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="bottom", columns=4)).scale(
-        domain=[title for title, _ in present], range=[colour for _, colour in present]
-    )
-    x = alt.X("start:Q", title="from the start of the pass").scale(nice=False, domainMin=0)
-    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.5)
-    drawn = bars.encode(
-        y=alt.Y("lane:N", title=None, sort=names).scale(domain=names),
-        x=x.axis(labelExpr=si_label("s"), tickCount=6, grid=True),
-        x2="end:Q",
-        color=colour,
-        tooltip=tooltips({"kind:N": "operation", "block:N": "block", "modules:N": "modules", "shown:N": "time"}),
-    )
+    colours = {"domain": [title for title, _ in present], "range": [colour for _, colour in present]}
+    axis = {"labelExpr": si_label("s"), "tickCount": 6, "grid": True}
+    encoding = {
+        "y": channel("lane:N", title=None, sort=names, scale={"domain": names}),
+        "x": channel("start:Q", title="from the start of the pass", scale={"nice": False, "domainMin": 0}, axis=axis),
+        "x2": "end",
+        "color": channel("kind:N", title=None, legend={"orient": "bottom", "columns": 4}, scale=colours),
+        "tooltip": tooltips({"kind": "operation", "block": "block", "modules": "modules", "shown": "time"}),
+    }
     end = max((span.end_s for span in operations), default=0.0)
     waited_s = sum(span.end_s - span.start_s for span in operations if span.kind == "wait")
     waited = format_seconds(waited_s) if waited_s else "nothing"
     words = f"predicted: {format_seconds(end)}, of it waiting {waited}"
     return finish(
-        alt.layer(drawn),
+        [layer(rows, "bar", encoding, height={"band": 0.8}, stroke="white", strokeWidth=0.5)],
         subject,
         name="lanes",
         title="One pass in three lanes",

@@ -7,8 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis.scaling import group_by
-from dlbench.report.chart_style import HEIGHT, IDEAL, MUTED, WIDE
-from dlbench.report.charts import Axis, Chart, ReportSubject, Rows, Series, figure_row, finish, lines
+from dlbench.report.chart_style import HEIGHT, MUTED, WIDE
+from dlbench.report.charts import DASHED, Axis, Chart, ReportSubject, Rows, Series, figure_row, finish, layer, lines
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
@@ -132,8 +132,6 @@ def steps_sheet(comparison: MethodComparison) -> Sheet[MethodPoint]:
 
 def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
     """Returns the chart of throughput over the batch, at the largest rank count."""
-    import altair as alt
-
     place = comparison.points[-1].place
     points = [point for point in comparison.points if point.place == place and point.throughput is not None]
     if not points:
@@ -152,15 +150,14 @@ def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
                 colour = next(more_colours, OTHER_COLOUR)
             colours[point.label] = colour
     limits = [limit for limit in comparison.limits if (limit.ranks, limit.nodes) == points[0].place and limit.batch > 0]
-    layers: list[Any] = []
+    layers: list[dict[str, Any]] = []
     mark = ""
     for limit in limits:
-        row = {"batch": limit.batch, "text": f"in core up to {limit.batch}", "foot": 0}
-        base, x, y = alt.Chart(alt.InlineData(values=[row])), alt.X("batch:Q"), alt.Y("foot:Q")
-        text = base.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12)
+        limit_rows = [{"batch": limit.batch, "text": f"in core up to {limit.batch}", "foot": 0}]
+        words_at = {"x": "batch:Q", "y": "foot:Q", "text": "text:N"}
         layers += [
-            base.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
-            text.encode(x=x, y=y, text=alt.Text("text:N")),
+            layer(limit_rows, "rule", {"x": "batch:Q"}, **DASHED),
+            layer(limit_rows, "text", words_at, color=MUTED, align="left", dx=5, dy=-8, fontSize=12),
         ]
         capacity = format_bytes(limit.capacity_bytes)
         mark = f" Dashed: the {limit.batch} samples for which {capacity} are enough in core."
@@ -169,7 +166,7 @@ def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
         rows,
         Axis(unit, format=",.4~r"),
         Series("method", colours, columns=1, legend={"labelLimit": 340}),
-        {"method:N": "activations", "batch:Q": "batch", "shown:N": unit, "basis:N": "interval"},
+        {"method": "activations", "batch:Q": "batch", "shown": unit, "basis": "interval"},
         x="batch",
         title="batch per rank",
         room=1.15,
@@ -177,7 +174,7 @@ def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
     )
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
     chart = finish(
-        alt.layer(*drawn.layer, *layers),
+        [*drawn, *layers],
         subject,
         name="throughput",
         title="Throughput by batch and method",

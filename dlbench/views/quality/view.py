@@ -10,9 +10,8 @@ from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from dlbench.lazy import alt
 from dlbench.report.chart_style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
-from dlbench.report.charts import Axis, Chart, Rows, Series, finish, scatter
+from dlbench.report.charts import Axis, Chart, Rows, Series, finish, layer, scatter
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, columns_of, constant, drop_empty_columns, never, times_cell
 from dlbench.report.wording import (
@@ -160,7 +159,7 @@ def quality_charts(group: ReportGroup, quality: GroupQuality, table: Sheet[Quali
 
     def chart(axis: str, name: str, axis_title: str) -> Chart:
         return finish(
-            alt.layer(*_rules(quality), *_lines(quality, rows, axis, axis_title).layer),
+            [*_rules(quality), *_lines(quality, rows, axis, axis_title)],
             group,
             name=f"quality-{name}",
             title=f"{metric} over {name}",
@@ -195,7 +194,7 @@ def _rows(quality: GroupQuality) -> Iterator[dict[str, Any]]:
             }
 
 
-def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> Any:
+def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> list[dict[str, Any]]:
     places = map(place_of, quality.points)
     values = [row["value"] for row in rows] + [quality.target, quality.predictor_value]
     low, high = min(values), max(values)
@@ -224,14 +223,13 @@ def _lines(quality: GroupQuality, rows: Rows, axis: str, axis_title: str) -> Any
     )
 
 
-def _rules(quality: GroupQuality) -> Iterator[Any]:
+def _rules(quality: GroupQuality) -> Iterator[dict[str, Any]]:
     marks = ((quality.target, "target", INK, [6, 3]), (quality.predictor_value, "no skill", IDEAL, [2, 3]))
     for number, name, colour, dash in marks:
-        mark = {"value": number, "label": f"{name} {number_text(number, quality.unit)}"}
-        data = alt.Chart(alt.InlineData(values=[mark])).encode(y=alt.Y("value:Q"))
-        yield data.mark_rule(color=colour, strokeDash=dash, strokeWidth=1.5)
-        words = data.mark_text(color=MUTED, align="left", baseline="bottom", dx=4, dy=-2, fontSize=11)
-        yield words.encode(x=alt.value(0), text=alt.Text("label:N"))
+        rows = [{"value": number, "label": f"{name} {number_text(number, quality.unit)}"}]
+        yield layer(rows, "rule", {"y": "value:Q"}, color=colour, strokeDash=dash, strokeWidth=1.5)
+        words = {"x": {"value": 0}, "y": "value:Q", "text": "label:N"}
+        yield layer(rows, "text", words, color=MUTED, align="left", baseline="bottom", dx=4, dy=-2, fontSize=11)
 
 
 def _words(quality: GroupQuality, axis: str) -> str:

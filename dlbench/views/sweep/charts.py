@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from dlbench.lazy import alt
 from dlbench.report.chart_style import IDEAL, INK, MEASURED, PART_COLOURS, TONE_COLOURS, WIDE
-from dlbench.report.charts import Axis, Chart, Rows, Series, figure_row, finish, intervals
+from dlbench.report.charts import Axis, Chart, Rows, Series, channel, figure_row, finish, intervals, layer
 from dlbench.report.table import Column, Sheet
 from dlbench.report.wording import figure_text, place_text, ranks_text, sentence, times_text
 from dlbench.stats.estimates import Estimate
@@ -65,22 +64,23 @@ def _chart(
         rows = list(_all_steps(rows, cell))
     else:
         rows = sorted(rows, key=itemgetter("value"), reverse=True)[:MAX_SETTINGS]
-    chart = alt.layer(*_ratio_layers(sweep, cell, rows, quantity, width))
+    layers, resolve = _ratio_layers(sweep, cell, rows, quantity, width), None
     if cell.steps:
         panels, width = _step_panels(sweep, cell, rows, width)
-        chart = alt.layer(chart, *panels).resolve_scale(x="independent")
+        layers, resolve = [{"layer": layers}, *panels], {"scale": {"x": "independent"}}
     words = "; ".join(f"{row['setting']}: {row['shown']}, {row['verdict']}" for row in rows[:8])
     name = f"{sweep.cells.index(cell) + 1}-n{cell.ranks}"
     if quantity != "throughput":
         name += "-target"
     drawn = finish(
-        chart,
+        layers,
         sweep,
         name=name,
         title=f"{sentence(quantity)[:-1]} over the baseline at {place_text(cell.ranks, cell.nodes)}",
         alt=f"Ratios of {quantity} to the baseline ({cell.baseline}) with their intervals, {order}. {words}.",
         table=table,
         size=(width, max(70, row_height * len(rows))),
+        resolve=resolve,
     )
     return [drawn]
 
@@ -103,7 +103,7 @@ def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estima
         yield {**row, "colour": colour}
 
 
-def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, width: int) -> list[Any]:
+def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, width: int) -> list[dict[str, Any]]:
     low, high = 1 - SETTING_MARGIN, 1 + SETTING_MARGIN
     for row in rows:
         ends = [row[name] for name in ("value", "low", "high") if row[name] is not None]
@@ -120,11 +120,11 @@ def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, quantity: str, widt
     x = Axis(f"{quantity} over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
     colours = Series("colour", _COLOURS, columns=0)
     drawn = intervals(rows, x, colours, _TOOLTIP, y="setting", limit=220, names=names, reference=1.0)
-    band = alt.Chart(alt.InlineData(values=[{"low": 1 - SETTING_MARGIN, "high": 1 + SETTING_MARGIN}]))
-    return [band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q"), *drawn.layer]
+    band = [{"low": 1 - SETTING_MARGIN, "high": 1 + SETTING_MARGIN}]
+    return [layer(band, "rect", {"x": "low:Q", "x2": "high"}, color=MEASURED, opacity=0.1), *drawn]
 
 
-def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple[list[Any], int]:
+def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple[list[dict[str, Any]], int]:
     panels = []
     shares = {setting.label: figure_row(setting.efficiency) for setting in cell.settings if setting.efficiency}
     if shares:
@@ -132,10 +132,10 @@ def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple
         x = Axis(f"efficiency, of {ranks_text(sweep.cells[0].ranks)}", "value", "", ".0%", scale, ticks)
         width += 160
         share_rows = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
-        panels.append(intervals(share_rows, x, Series("colour", _COLOURS, columns=0), _TOOLTIP, y="setting", names={}))
-    text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
-    y = alt.Y("setting:N", sort=[row["setting"] for row in rows])
-    panels.append(text.encode(x=alt.value(width + 14), y=y, text="text:N"))
+        panels += [{"layer": intervals(share_rows, x, Series("colour", _COLOURS, columns=0), _TOOLTIP, y="setting")}]
+    y = channel("setting:N", sort=[row["setting"] for row in rows])
+    text = {"x": {"value": width + 14}, "y": y, "text": "text:N"}
+    panels.append(layer(rows, "text", text, align="left", color=INK))
     return panels, width
 
 
@@ -185,7 +185,7 @@ def overlap_charts(sweep: Sweep, cell: SweepCell, report: Report) -> list[Chart]
         return names[point.run_ids]
 
     chart = finish(
-        spans(rows, _OVERLAP_KINDS),
+        [spans(rows, _OVERLAP_KINDS)],
         sweep,
         name=f"{sweep.cells.index(cell) + 1}-overlap",
         title=f"A step of the middle run by fusion at {place_of(cell)}: {bound}",
