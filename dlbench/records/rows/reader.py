@@ -5,8 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +36,7 @@ class BlockReader:
         """Bytes behind the last complete block, after all blocks were read; 0 unless a writer was killed."""
         self.notes: list[dict[str, Any]] = []  # Notes in the blocks read so far.
         self.header: dict[str, Any] = {}
+        self._fields: tuple[tuple[str, str], ...] | None = None
         self._seed = 0  # CRC-32 of the header, with which those of the other blocks begin.
         try:
             header = part.blocks[0] if part else read_header_block(path)
@@ -93,7 +92,7 @@ class BlockReader:
             dtype = header_dtype
             if block.json and self._takes_wide_rows(self._json(block)):
                 dtype = self.dtype()
-            rows = self._rows(block.rows)
+            rows = _stored_rows(block.rows) or self._inflated_rows(block.rows)
             if len(rows) % dtype.itemsize:
                 raise self._damaged()
             if rows:
@@ -117,13 +116,8 @@ class BlockReader:
         if fast_zlib.crc32(block.rows, fast_zlib.crc32(block.json, self._seed)) != block.check:
             raise self._damaged()
 
-    def _rows(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Returns the rows at the end of a gzip member: as they are if they are stored, else inflated."""
-        num_bytes = len(data) - STORED.size - TRAILER.size
-        if num_bytes > 0 and data[0] == 1:
-            _, length, complement = STORED.unpack_from(data)
-            if length == num_bytes and length ^ complement == MAX_STORED:
-                return data[STORED.size : -TRAILER.size]
+    def _inflated_rows(self, data: bytes | memoryview) -> bytes:
+        """Returns the rows of the end of a gzip member."""
         rows, remaining = self._inflated(data)
         if len(remaining) != TRAILER.size:
             raise self._damaged()
@@ -144,7 +138,7 @@ class BlockReader:
     def _json(self, block: RowBlock) -> dict[str, Any]:
         text, _ = self._inflated(block.json[SUBFIELD.size :])
         try:
-            content = parse_json(text)
+            content = parse_json(text.decode("utf-8"))
         except ValueError:
             raise self._damaged() from None
         if not isinstance(content, dict):
@@ -153,6 +147,11 @@ class BlockReader:
 
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Returns name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
+        if self._fields is None:
+            self._fields = self._checked_fields()
+        return self._fields
+
+    def _checked_fields(self) -> tuple[tuple[str, str], ...]:
         fields = self.header.get("fields")
         if not isinstance(fields, list):
             fields = []
@@ -193,12 +192,25 @@ def _dtype(fields: tuple[tuple[str, str], ...]) -> np.dtype[np.void]:
     return np.dtype([*fields])
 
 
+def _stored_rows(data: bytes | memoryview) -> bytes | memoryview | None:
+    """Returns the rows of the end of a gzip member, if they are one stored chunk; None if they must be inflated."""
+    num_bytes = len(data) - STORED.size - TRAILER.size
+    if num_bytes > 0 and STORED.unpack_from(data) == (1, num_bytes, MAX_STORED - num_bytes):
+        return data[STORED.size : STORED.size + num_bytes]
+    return None
+
+
 def _gathered(pieces: Iterable[tuple[np.dtype[np.void], bytes | memoryview]]) -> list[Rows]:
     """Returns rows in their order, in as few arrays as their types allow."""
-    return [
-        np.frombuffer(b"".join(content for _, content in group), dtype)
-        for dtype, group in groupby(pieces, itemgetter(0))
-    ]
+    contents_by_dtype: list[tuple[np.dtype[np.void], list[bytes | memoryview]]] = []
+    last_dtype = None
+    for dtype, content in pieces:
+        if dtype is not last_dtype:
+            contents: list[bytes | memoryview] = []
+            contents_by_dtype.append((dtype, contents))
+            last_dtype = dtype
+        contents.append(content)
+    return [np.frombuffer(b"".join(contents), dtype) for dtype, contents in contents_by_dtype]
 
 
 def _column(arrays: Sequence[Rows], name: str, dtype: np.dtype[np.void]) -> Values:

@@ -98,29 +98,32 @@ def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
         return _index(file.read(size))
 
 
-def _whole_blocks(data: bytes) -> list[tuple[int, int, int, int, int]] | None:
-    """Returns rank, offset, end of the JSON, end and `check` of every block, if the data are nothing but whole blocks
-    in their order; None if anything is torn, damaged or missing.
+def _whole_blocks(data: bytes) -> list[tuple[int, RowBlock]] | None:
+    """Returns every block with its rank, if the data are nothing but whole blocks in their order; None if anything is
+    torn, damaged or missing.
     """
-    blocks: list[tuple[int, int, int, int, int]] = []
-    view, crc32 = memoryview(data), fast_zlib.crc32
+    blocks: list[tuple[int, RowBlock]] = []
+    view, crc32, unpack_head = memoryview(data), fast_zlib.crc32, _HEAD.unpack_from
     seeds: dict[int, int] = {}
-    numbers: Counter[int] = Counter()
-    at = 0
-    while at < len(data):
-        if len(data) - at < HEAD_BYTES:
-            return None
-        gzip, extra_bytes, subfield, rank, number, length, check, head_check = _HEAD.unpack_from(data, at)
+    numbers: dict[int, int] = {}
+    at, size = 0, len(data)
+    while at < size:
         content = at + HEAD_BYTES
+        if content > size:
+            return None
+        gzip, extra_bytes, subfield, rank, number, length, check, head_check = unpack_head(data, at)
         end = content + length
-        if gzip != _GZIP or subfield != _SUBFIELD or end > len(data) or number != numbers[rank]:
+        if gzip != _GZIP or subfield != _SUBFIELD or end > size or number != numbers.get(rank, 0):
             return None
+        seed = seeds[rank] if number else 0
         # A torn block whose length happens to reach the beginning of another one has the wrong content.
-        if crc32(view[at : content - 4]) != head_check or crc32(view[content:end], seeds.get(rank, 0)) != check:
+        if crc32(view[at : content - 4]) != head_check or crc32(view[content:end], seed) != check:
             return None
-        seeds.setdefault(rank, check)
-        numbers[rank] += 1
-        blocks.append((rank, at, content + extra_bytes - _EXTRA_BYTES, end, check))
+        if not number:
+            seeds[rank] = check
+        numbers[rank] = number + 1
+        rows_begin = content + extra_bytes - _EXTRA_BYTES
+        blocks.append((rank, RowBlock(data[content:rows_begin], view[rows_begin:end], check)))
         at = end
     return blocks
 
@@ -130,8 +133,11 @@ def _index(data: bytes) -> _Index:
     if blocks is None:
         return _searched(data)
     index = _Index(defaultdict(partial(array, "Q")), Counter(), set())
-    for rank, at, _, end, _ in blocks:
-        index.places[rank].extend((at, end - at))
+    at = 0
+    for rank, (json, rows, _) in blocks:
+        size = HEAD_BYTES + len(json) + len(rows)
+        index.places[rank].extend((at, size))
+        at += size
     return index
 
 
@@ -221,13 +227,11 @@ def read_parts(path: Path) -> dict[int, RankRows]:
     """Returns the blocks of every rank of a node's file, which is read once. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         data = file.read()
-    view = memoryview(data)
     blocks = _whole_blocks(data)
     if blocks is not None:
         blocks_by_rank: defaultdict[int, list[RowBlock]] = defaultdict(list)
-        for rank, at, json_end, end, check in blocks:
-            json = data[at + HEAD_BYTES : json_end]
-            blocks_by_rank[rank].append(RowBlock(json, view[json_end:end], check))
+        for rank, row_block in blocks:
+            blocks_by_rank[rank].append(row_block)
         return {rank: RankRows(of_rank, is_checked=True) for rank, of_rank in blocks_by_rank.items()}
     index = _searched(data)
     return {
