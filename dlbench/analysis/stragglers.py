@@ -173,18 +173,19 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
             for phase, charged_ns in charged_by_phase.items():
                 by_phase[phase] += charged_ns
         waited += int(late.waited_ns.sum())
+    totals = {name: values.tolist() for name, values in by_rank.items()}
     late_ranks = [
         LateRank(
             rank=rank,
-            steps_last=int(by_rank["last"][rank]),
-            waited_ns=int(by_rank["waited"][rank]),
-            late_ns={name: int(by_rank[name][rank]) for name in WORK},
+            steps_last=totals["last"][rank],
+            waited_ns=totals["waited"][rank],
+            late_ns={name: totals[name][rank] for name in WORK},
         )
         for rank in np.flatnonzero(by_rank["steps_late"]).tolist()
     ]
     return Waiting(
         waited_ns=waited,
-        moved_ns={name: int(by_rank[name].sum()) for name in WORK},
+        moved_ns={name: sum(totals[name]) for name in WORK},
         moved_phases_ns=by_phase,
         ranks=tuple(sorted(late_ranks, key=attrgetter("order"))),
     )
@@ -385,21 +386,30 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     count, drift_ppm = steps.unbroken, 0
     if record.clock == "cuda-events":
         count, drift_ppm = min(count, int(LATE / 2 * 1_000_000 / MAX_DRIFT_PPM)), MAX_DRIFT_PPM
+    first_ns = steps.begin_ns + _up_to_exchange(steps, slice(0, 1))[:, 0]
+    until_last_ns = steps.step_ns[:, : count - 1].sum(axis=1)
+    last_ns = steps.begin_ns + until_last_ns + _up_to_exchange(steps, slice(count - 1, count))[:, 0]
+    clocks_of_ranks = _ClocksOfRanks.of(known_lines, first_ns, last_ns)
+    begin_ns = steps.begin_ns
+    later_ns = np.empty((len(ranks), count), dtype=steps.step_ns.dtype)
+    for block in _blocks(len(ranks), count):
+        step_ns = steps.step_ns[:, block]
+        left_ns = np.cumsum(step_ns, axis=1)
+        next_begin_ns = begin_ns + left_ns[:, -1]
+        left_ns += begin_ns[:, None]
+        left_ns -= step_ns
+        left_ns += _up_to_exchange(steps, block)
+        begin_ns = next_begin_ns
+        clocks_of_ranks.turn(left_ns)
+        left_ns -= np.median(left_ns, axis=0).astype(np.int64)
+        if np.abs(left_ns).max() > np.iinfo(later_ns.dtype).max:
+            later_ns = later_ns.astype(np.int64)
+        later_ns[:, block] = left_ns
+    leaving_ns = largest_by_host(hosts, np.median(later_ns, axis=1, overwrite_input=True).tolist())
     step_ns = steps.step_ns[:, :count]
-    # In place: in large runs each of these arrays is a large part of the memory.
-    left_ns = np.cumsum(step_ns, axis=1)
-    left_ns -= step_ns
-    for name in _UP_TO_EXCHANGE:
-        left_ns += steps.phase_ns[name][:, :count]
-    left_ns += steps.begin_ns[:, None]
-    bounds = [_to_node_0(line, times) for line, times in zip(known_lines, left_ns, strict=True)]
-    # A few steps at a time, because the median copies.
-    for block in np.array_split(left_ns, max(1, count // 64), axis=1):
-        block -= np.median(block, axis=0).astype(np.int64)
-    leaving_ns = largest_by_host(hosts, np.median(left_ns, axis=1, overwrite_input=True).tolist())
     drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000 + max(rank.clock_error_s for rank in ranks) * 1e9
     bound = dict.fromkeys(leaving_ns, drift)
-    for host, clock_bound in zip(hosts, bounds, strict=True):
+    for host, clock_bound in zip(hosts, clocks_of_ranks.bounds_ns.tolist(), strict=True):
         bound[host] = max(bound[host], clock_bound + drift)
     others = medians_of_others(leaving_ns)
     # A median grows with each of its values, so this bounds the median of the others from above.
@@ -414,15 +424,58 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     }
 
 
-def _to_node_0(line: ClockLine, times: Times) -> int:
-    """Converts ascending times to node 0's clock, in place; returns the largest bound of the error, nanoseconds."""
-    first, last = int(times[0]), int(times[-1])
-    # Between these moments the offset is linear.
-    moments = sorted({first, *(point.local_ns for point in line.used_points if first < point.local_ns < last), last})
-    start = line.offset_at(first)
-    turned = np.interp(
-        times - first, [moment - first for moment in moments], [line.offset_at(moment) - start for moment in moments]
-    )
-    times += start + np.rint(turned).astype(np.int64)
-    bounds = [line.bound_at(moment) for moment in moments]
-    return max(bound for bound in bounds if bound is not None)
+def _up_to_exchange(steps: RunSteps, block: slice) -> Times:
+    """Returns the time from the start of each step to the end of its exchange, shape (ranks, steps of the block)."""
+    first, *others = (steps.phase_ns[name][:, block] for name in _UP_TO_EXCHANGE)
+    total = first.astype(np.int64)
+    for times in others:
+        total += times
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ClocksOfRanks:
+    """Converts times of ranks to node 0's clock, by lines between moments; arrays of shape (moments, ranks)."""
+
+    first_ns: Times  # Local time from which moments count, shape (ranks,).
+    start_ns: Times  # Offset at that time, shape (ranks,).
+    moments_ns: Times  # From 0 to the last time of the rank, ascending; between these the offset is linear.
+    turned_ns: Times  # Offsets at the moments, minus that of the first.
+    bounds_ns: Times  # Largest bound of the error of any moment, shape (ranks,).
+
+    @staticmethod
+    def of(lines: Sequence[ClockLine], first_ns: Times, last_ns: Times) -> _ClocksOfRanks:
+        """Returns the clocks of ranks with these lines between their first and last times, shape (ranks,)."""
+        most = max(len(line.used_points) for line in lines)
+        moments = np.empty((most + 2, len(lines)), dtype=np.int64)
+        offsets, bounds = np.empty_like(moments), np.empty_like(first_ns)
+        ranks_by_node: dict[int, list[int]] = {}
+        for rank, line in enumerate(lines):
+            ranks_by_node.setdefault(line.node_rank, []).append(rank)
+        for ranks in ranks_by_node.values():
+            line = lines[ranks[0]]
+            points = np.full((most + 2, 1), np.iinfo(np.int64).max)
+            points[0] = np.iinfo(np.int64).min
+            points[1 : len(line.used_points) + 1, 0] = [point.local_ns for point in line.used_points]
+            # A point outside of a rank's times becomes a second first or last one.
+            moments_of_node = np.clip(points, first_ns[ranks], last_ns[ranks])
+            moments[:, ranks] = moments_of_node
+            offsets[:, ranks] = line.offsets_at(moments_of_node)
+            bounds[ranks] = line.bounds_at(moments_of_node).max(axis=0)
+        return _ClocksOfRanks(
+            first_ns=first_ns,
+            start_ns=offsets[0],
+            moments_ns=moments - first_ns,
+            turned_ns=offsets - offsets[0],
+            bounds_ns=bounds,
+        )
+
+    def turn(self, times_ns: Times) -> None:
+        """Converts times, shape (ranks, times), in place."""
+        moments, turned = self.moments_ns[:, :, None], self.turned_ns[:, :, None]
+        slopes = np.diff(turned, axis=0) / np.maximum(np.diff(moments, axis=0), 1)
+        since = times_ns - self.first_ns[:, None]
+        offsets = slopes[0] * since
+        for moment, offset, slope in zip(moments[1:-1], turned[1:-1], slopes[1:], strict=True):
+            offsets = np.where(since >= moment, offset + slope * (since - moment), offsets)
+        times_ns += self.start_ns[:, None] + np.rint(offsets).astype(np.int64)
