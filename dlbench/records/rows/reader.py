@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np, npt
 from dlbench.opening import parse_json
-from dlbench.records.rows.format import CODES, MAX_CONTENT, SUBFIELD, TRAILER
-from dlbench.records.rows.shared import RankRows, RowBlock, read_header_block, read_part
+from dlbench.records.rows.format import CODES, MAX_CONTENT, MAX_STORED, STORED, SUBFIELD, TRAILER, Fields
+from dlbench.records.rows.shared import RankRows, RowBlock, fast_zlib, read_header_block, read_part
 
 if TYPE_CHECKING:
     Rows = npt.NDArray[np.void]
     Values = npt.NDArray[np.generic]
-
-try:  # isal inflates the same streams in three quarters of the time.
-    _inflater: Any = import_module("isal.isal_zlib")
-except ImportError:
-    _inflater = zlib
 
 
 class BlockReader:
     """Reads the rows of a rank. `content`: its rows in words, for errors; `part`: its blocks, if they were read before;
     `run_id`: the run that the rows must belong to; empty: any.
     """
+
+    wide_fields: Fields = ()
+    """Types in which rows are returned, which are those of blocks with `fields` in a note; empty: the header's."""
 
     def __init__(
         self, path: Path, format_name: str, content: str | None = None, part: RankRows | None = None, run_id: str = ""
@@ -42,6 +42,8 @@ class BlockReader:
         try:
             header = part.blocks[0] if part else read_header_block(path)
             if header is not None:
+                if part is None or not part.is_checked:
+                    self._check(header)
                 self.header, self._seed = self._json(header), header.check
         except OSError as error:
             raise self._unreadable(error) from None
@@ -59,52 +61,88 @@ class BlockReader:
 
     def blocks(self) -> Iterator[Rows]:
         """Yields arrays of rows (structured, by the header's fields) in the order in which they were written."""
-        dtype = np.dtype([*self.fields()])
-        for content in self.contents():
-            yield np.frombuffer(content, dtype)
+        dtype = self.dtype()
+        for stored_dtype, content in self._pieces():
+            yield _converted([np.frombuffer(content, stored_dtype)], dtype)
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
         """Returns some columns of all rows, by name, each of shape (rows,); much faster than by block."""
-        rows = np.frombuffer(b"".join(self.contents()), np.dtype([*self.fields()]))
-        return {name: np.ascontiguousarray(rows[name]) for name in names}
+        dtype, arrays = self.dtype(), _gathered(self._pieces())
+        return {name: _column(arrays, name, dtype) for name in names}
 
-    def contents(self) -> Iterator[bytes]:
-        """Yields the rows of every block as they were packed. Raises IncompleteDataError: damage."""
+    def read_rows(self) -> Rows:
+        """Returns all rows as one structured array."""
+        return _converted(_gathered(self._pieces()), self.dtype())
+
+    def dtype(self) -> np.dtype[np.void]:
+        """Returns the numpy type of a row. Raises IncompleteDataError: the header's columns are damaged."""
+        return _dtype(tuple(self.wide_fields) or self.fields())
+
+    def _pieces(self) -> Iterator[tuple[np.dtype[np.void], bytes | memoryview]]:
+        """Yields the rows of every block as they were packed, with their type. Raises IncompleteDataError: damage."""
         self.notes.clear()
         self.torn_bytes = 0
-        row_bytes = sum(int(kind[2:]) for _, kind in self.fields())
+        header_dtype = _dtype(self.fields())
         try:
             part = self._part or read_part(self.path)
         except OSError as error:
             raise self._unreadable(error) from None
         for block in part.blocks[1:]:
-            if block.json:
-                self.take_note(self._json(block))
-            rows, remaining = self._inflated(block, block.rows)
-            if len(remaining) != TRAILER.size or len(rows) % row_bytes:
+            if not part.is_checked:
+                self._check(block)
+            dtype = header_dtype
+            if block.json and self._takes_wide_rows(self._json(block)):
+                dtype = self.dtype()
+            rows = self._rows(block.rows)
+            if len(rows) % dtype.itemsize:
                 raise self._damaged()
             if rows:
-                yield rows
+                yield dtype, rows
         self.torn_bytes = part.torn_bytes
         if part.is_damaged:
             raise self._damaged()
 
-    def _inflated(self, block: RowBlock, data: bytes) -> tuple[bytes, bytes]:
-        """Returns the inflated beginning of a part of a block, and what follows it."""
-        if zlib.crc32(block.rows, zlib.crc32(block.json, self._seed)) != block.check:
+    def _takes_wide_rows(self, note: dict[str, Any]) -> bool:
+        """Takes a note; returns whether the rows after it have the types of `wide_fields`."""
+        if not self.wide_fields or "fields" not in note:
+            self.take_note(note)
+            return False
+        if note.pop("fields") != [list(field) for field in self.wide_fields]:
             raise self._damaged()
-        engine = _inflater.decompressobj(-zlib.MAX_WBITS)
+        if note:
+            self.take_note(note)
+        return True
+
+    def _check(self, block: RowBlock) -> None:
+        if fast_zlib.crc32(block.rows, fast_zlib.crc32(block.json, self._seed)) != block.check:
+            raise self._damaged()
+
+    def _rows(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Returns the rows at the end of a gzip member: as they are if they are stored, else inflated."""
+        num_bytes = len(data) - STORED.size - TRAILER.size
+        if num_bytes > 0 and data[0] == 1:
+            _, length, complement = STORED.unpack_from(data)
+            if length == num_bytes and length ^ complement == MAX_STORED:
+                return data[STORED.size : -TRAILER.size]
+        rows, remaining = self._inflated(data)
+        if len(remaining) != TRAILER.size:
+            raise self._damaged()
+        return rows
+
+    def _inflated(self, data: bytes | memoryview) -> tuple[bytes, bytes]:
+        """Returns the inflated beginning of a part of a block, and what follows it."""
+        engine = fast_zlib.decompressobj(-zlib.MAX_WBITS)
         try:
             # One byte above the limit, so that content of exactly the limit reaches its end.
             plain = engine.decompress(data, MAX_CONTENT + 1)
-        except _inflater.error:
+        except fast_zlib.error:
             raise self._damaged() from None
         if not engine.eof or len(plain) > MAX_CONTENT:
             raise self._damaged()
         return plain, engine.unused_data
 
     def _json(self, block: RowBlock) -> dict[str, Any]:
-        text, _ = self._inflated(block, block.json[SUBFIELD.size :])
+        text, _ = self._inflated(block.json[SUBFIELD.size :])
         try:
             content = parse_json(text)
         except ValueError:
@@ -135,11 +173,44 @@ class BlockReader:
 
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
     """Returns columns of equally many rows of several ranks, shape (ranks, rows); None if columns or rows differ."""
-    fields = readers[0].fields()
-    if any(reader.fields() != fields for reader in readers):
+    fields, dtype = readers[0].fields(), readers[0].dtype()
+    if any(reader.fields() != fields or reader.dtype() != dtype for reader in readers):
         return None
-    contents = [b"".join(reader.contents()) for reader in readers]
-    if any(len(content) != len(contents[0]) for content in contents):
+    pieces: list[tuple[np.dtype[np.void], bytes | memoryview]] = []
+    row_counts = set()
+    for reader in readers:
+        of_reader = [*reader._pieces()]
+        row_counts.add(sum(len(content) // stored_dtype.itemsize for stored_dtype, content in of_reader))
+        pieces += of_reader
+    if len(row_counts) > 1:
         return None
-    rows = np.frombuffer(b"".join(contents), np.dtype([*fields])).reshape(len(readers), -1)
-    return {name: np.ascontiguousarray(rows[name]) for name in names}
+    arrays = _gathered(pieces)
+    return {name: _column(arrays, name, dtype).reshape(len(readers), -1) for name in names}
+
+
+@lru_cache(maxsize=64)
+def _dtype(fields: tuple[tuple[str, str], ...]) -> np.dtype[np.void]:
+    return np.dtype([*fields])
+
+
+def _gathered(pieces: Iterable[tuple[np.dtype[np.void], bytes | memoryview]]) -> list[Rows]:
+    """Returns rows in their order, in as few arrays as their types allow."""
+    return [
+        np.frombuffer(b"".join(content for _, content in group), dtype)
+        for dtype, group in groupby(pieces, itemgetter(0))
+    ]
+
+
+def _column(arrays: Sequence[Rows], name: str, dtype: np.dtype[np.void]) -> Values:
+    empty = np.empty(0, dtype[name])
+    return np.concatenate([empty, *(rows[name] for rows in arrays)], dtype=dtype[name])
+
+
+def _converted(arrays: Sequence[Rows], dtype: np.dtype[np.void]) -> Rows:
+    if len(arrays) == 1 and arrays[0].dtype == dtype:
+        return arrays[0]
+    rows = np.empty(sum(map(len, arrays)), dtype)
+    # By column, as numpy converts whole rows of another type many times slower.
+    for name in dtype.names or ():
+        rows[name] = _column(arrays, name, dtype)
+    return rows
