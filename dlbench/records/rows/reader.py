@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -153,12 +153,16 @@ class BlockReader:
 
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Returns name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
+        return self._fields
+
+    @cached_property
+    def _fields(self) -> tuple[tuple[str, str], ...]:
         fields = self.header.get("fields")
         if not isinstance(fields, list):
             fields = []
         kinds: dict[str, str] = {}
         for field in fields:
-            if isinstance(field, list) and len(field) == 2 and all(isinstance(part, str) for part in field):
+            if isinstance(field, list) and list(map(type, field)) == [str, str]:
                 kinds[field[0]] = field[1]
         if not kinds or len(kinds) != len(fields) or not set(kinds.values()) <= set(CODES) or "" in kinds:
             raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
