@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,6 @@ class BlockReader:
         """Bytes behind the last complete block, after all blocks were read; 0 unless a writer was killed."""
         self.notes: list[dict[str, Any]] = []  # Notes in the blocks read so far.
         self.header: dict[str, Any] = {}
-        self._fields: tuple[tuple[str, str], ...] | None = None
         self._seed = 0  # CRC-32 of the header, with which those of the other blocks begin.
         try:
             header = part.blocks[0] if part else read_header_block(path)
@@ -147,17 +146,16 @@ class BlockReader:
 
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Returns name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
-        if self._fields is None:
-            self._fields = self._checked_fields()
         return self._fields
 
-    def _checked_fields(self) -> tuple[tuple[str, str], ...]:
+    @cached_property
+    def _fields(self) -> tuple[tuple[str, str], ...]:
         fields = self.header.get("fields")
         if not isinstance(fields, list):
             fields = []
         kinds: dict[str, str] = {}
         for field in fields:
-            if isinstance(field, list) and len(field) == 2 and all(isinstance(part, str) for part in field):
+            if isinstance(field, list) and list(map(type, field)) == [str, str]:
                 kinds[field[0]] = field[1]
         if not kinds or len(kinds) != len(fields) or not set(kinds.values()) <= set(CODES) or "" in kinds:
             raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
