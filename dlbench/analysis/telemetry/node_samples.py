@@ -226,10 +226,9 @@ class NodeSamples:
 
 def read_node(run: Run, node: int, wanted: re.Pattern[str]) -> NodeSamples:
     """Reads the wanted fields of a node. Raises IncompleteDataError: its file of samples is missing or damaged."""
-    reader = SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id)
-    all_names = tuple(reader.columns)
-    names = _matching(all_names, wanted)
-    columns = reader.read({"time_ns", *names})
+    reader = SamplesReader.of_whole_file(run.folder.samples(node), run.plan.run_id)
+    names = reader.columns
+    rows = reader.read_rows()
     header = reader.header
     period_s = float(header["period_s"])
     watch = run.watch_by_node.get(node)
@@ -239,9 +238,9 @@ def read_node(run: Run, node: int, wanted: re.Pattern[str]) -> NodeSamples:
         node_rank=node,
         host=str(header.get("host", "")),
         period_s=period_s,
-        time_ns=columns["time_ns"].astype(np.int64),
-        columns={name: columns[name].astype(np.float64) for name in names},
-        names=all_names,
+        time_ns=rows["time_ns"].astype(np.int64),
+        columns={name: rows[name].astype(np.float64) for name in _matching(names, wanted)},
+        names=names,
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
         failures=tuple(f"{failure['failed']}: {failure.get('reason', '')}" for failure in reader.failures),
