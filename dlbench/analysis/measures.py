@@ -89,7 +89,6 @@ def load_steps(run: Run) -> RunSteps:
     steps = _all_ranks(run)
     # Steps are longer than 0, and phases are neither negative nor longer than their step.
     step_ns, phases_ns = steps.step_ns, list(steps.phase_ns.values())
-    bad = np.zeros((0, 2), dtype=np.int64)
     for begin in range(0, len(step_ns), _AT_ONCE):
         block = slice(begin, begin + _AT_ONCE)
         between_ns = step_ns[block].astype(np.int64)
@@ -99,15 +98,13 @@ def load_steps(run: Run) -> RunSteps:
             is_bad |= times[block] < 0
         is_bad |= between_ns < -ROUNDING_NS
         if is_bad.any():
-            bad = np.argwhere(is_bad) + (begin, 0)
-            break
-    if not len(bad):
-        return steps
-    rank, step = (int(x) for x in bad[0])
-    raise IncompleteDataError(
-        f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
-        f"phases {[int(times[rank, step]) for times in phases_ns]} ns"
-    )
+            row, step = (int(x) for x in np.argwhere(is_bad)[0])
+            rank = begin + row
+            raise IncompleteDataError(
+                f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
+                f"phases {[int(times[rank, step]) for times in phases_ns]} ns"
+            )
+    return steps
 
 
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
@@ -179,30 +176,36 @@ def _all_ranks(run: Run) -> RunSteps:
         are_alike = block_steps is not None
         for first in firsts:
             rank_steps = block_steps or _one_rank(run, entries[first], numbers)
-            step_ns, start_ns = rank_steps["step_ns"], rank_steps["start_ns"]
             if result is None:
                 numbers = rank_steps["step"][0].copy()
                 result = _empty_steps(numbers, len(ranks), has_launches=_KERNELS[0] in rank_steps)
-            if result.step_ns.dtype == _NARROW and not all(_is_narrow(rank_steps[name]) for name in _TIMES):
-                result = _widened(result)
-            place = slice(first, first + len(step_ns))
-            result.begin_ns[place] = start_ns[:, 0]
-            result.end_ns[place] = start_ns[:, -1] + step_ns[:, -1]
-            result.step_ns[place] = step_ns
-            for phase in PHASES:
-                result.phase_ns[phase][place] = rank_steps[f"{phase}_ns"]
             if (result.launch is None) != (_KERNELS[0] not in rank_steps):
                 raise IncompleteDataError(f"{run.folder.steps(first)}: columns differ from those of rank 0")
-            if result.launch is not None:
-                for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
-                    result.launch.kernel_ns[phase][place] = rank_steps[kernels]
-                    result.launch.bound_ns[phase][place] = rank_steps[bound]
-            # Without a pause a step begins at the end of the one before.
-            late = start_ns[:, 1:] - start_ns[:, :1] - np.cumsum(step_ns[:, :-1], axis=1) > ROUNDING_NS
-            if late.any():
-                result = replace(result, unbroken=min(result.unbroken, int(late.any(axis=0).argmax()) + 1))
+            result = _filled(result, first, rank_steps)
     assert result is not None
     return result
+
+
+def _filled(steps: RunSteps, first: int, rank_steps: dict[str, Times]) -> RunSteps:
+    """Returns the steps of a run with those of some ranks, `rank_steps`, from rank `first` on."""
+    if steps.step_ns.dtype == _NARROW and not all(_is_narrow(rank_steps[name]) for name in _TIMES):
+        steps = _widened(steps)
+    step_ns, start_ns = rank_steps["step_ns"], rank_steps["start_ns"]
+    ranks = slice(first, first + len(step_ns))
+    steps.begin_ns[ranks] = start_ns[:, 0]
+    steps.end_ns[ranks] = start_ns[:, -1] + step_ns[:, -1]
+    steps.step_ns[ranks] = step_ns
+    for phase in PHASES:
+        steps.phase_ns[phase][ranks] = rank_steps[f"{phase}_ns"]
+    if steps.launch is not None:
+        for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
+            steps.launch.kernel_ns[phase][ranks] = rank_steps[kernels]
+            steps.launch.bound_ns[phase][ranks] = rank_steps[bound]
+    # Without a pause a step begins at the end of the one before.
+    late = start_ns[:, 1:] - start_ns[:, :1] - np.cumsum(step_ns[:, :-1], axis=1) > ROUNDING_NS
+    if not late.any():
+        return steps
+    return replace(steps, unbroken=min(steps.unbroken, int(late.any(axis=0).argmax()) + 1))
 
 
 def _empty_steps(numbers: Times, ranks: int, *, has_launches: bool) -> RunSteps:

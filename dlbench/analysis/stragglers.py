@@ -283,7 +283,8 @@ def _moved(late: _LateRanks, work: Times) -> Iterator[tuple[str, Times, dict[str
     def excess(phases: Sequence[str]) -> Times:
         rows = [PHASES_OF_WORK.index(phase) for phase in phases]
         beyond: Times = reduce(np.add, [late_work[row] for row in rows])
-        return np.maximum(beyond - (in_time[rows].sum(axis=0) // late.num_in_time)[late.exchange], 0)
+        beyond = beyond - (in_time[rows].sum(axis=0) // late.num_in_time)[late.exchange]
+        return np.maximum(beyond, 0, out=beyond)
 
     excesses = {name: excess(phases) for name, phases in WORK_PHASES.items()}
     excess_sum: Times = reduce(np.add, excesses.values())
@@ -313,7 +314,7 @@ def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
 
 
 def _shared_out(late: _LateRanks) -> Times:
-    """Divides the waiting of each exchange among its late ranks in proportion to their lateness, shape (late ranks,)."""
+    """Divides the waiting of each exchange among its late ranks, in proportion to their lateness."""
     begins = np.searchsorted(late.exchange, np.arange(len(late.waited_ns)))
     reached = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(late.late_ns)])
     before = reached[begins][late.exchange]

@@ -227,7 +227,7 @@ class NodeSamples:
 def read_node(run: Run, node: int, wanted: re.Pattern[str]) -> NodeSamples:
     """Reads the wanted fields of a node. Raises IncompleteDataError: its file of samples is missing or damaged."""
     reader = SamplesReader.of_whole_file(run.folder.samples(node), run.plan.run_id)
-    names = reader.columns
+    names = tuple(reader.columns)
     rows = reader.read_rows()
     header = reader.header
     period_s = float(header["period_s"])

@@ -58,8 +58,8 @@ class SamplesReader(BlockReader):
         return SamplesReader(path, parts[0] if len(parts) == 1 else None, run_id=run_id)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.fields()[len(TIME_FIELDS) :])
+    def columns(self) -> list[str]:
+        return [name for name, _ in self.fields()[len(TIME_FIELDS) :]]
 
     @property
     def failures(self) -> list[dict[str, Any]]:
