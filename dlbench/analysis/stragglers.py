@@ -207,7 +207,7 @@ def _exchanges_and_work(steps: RunSteps, update: Times | None, block: slice) -> 
     exchange: Times = steps.phase_ns["exchange"][:, block]
     ranks, num_steps = exchange.shape
     num_exchanges = num_steps if update is None else 2 * num_steps
-    work = np.zeros((len(PHASES_OF_WORK), ranks, num_exchanges), dtype=np.int64)
+    work = np.zeros((len(PHASES_OF_WORK), ranks, num_exchanges), dtype=steps.step_ns.dtype)
     work_by_phase = dict(zip(PHASES_OF_WORK, work, strict=True))
     for name in ("input", "h2d", "forward", "backward"):
         work_by_phase[name][:, :num_steps] = steps.phase_ns[name][:, block]
@@ -261,7 +261,7 @@ def _places(is_counted: Flags) -> tuple[Times, Times]:
 def _steps_last(wait: Times, work: Times, steps: int) -> Times:
     """Returns in how many steps each rank came last, shape (ranks,); of two exchanges the longer wait counts."""
     rank, exchange = _places(wait == 0)
-    work_ns = work[:, rank, exchange].sum(axis=0)
+    work_ns = work[:, rank, exchange].sum(axis=0, dtype=np.int64)
     order = np.lexsort((rank, -work_ns, exchange))
     _, first = np.unique(exchange[order], return_index=True)
     last = rank[order][first]
@@ -275,8 +275,8 @@ def _moved(late: _LateRanks, work: Times) -> Iterator[tuple[str, Times, dict[str
 
     It is the excess of late ranks over those in time, scaled down in proportion if the sum exceeds the lateness.
     """
-    late_work = np.take(work.reshape(len(work), -1), late.rank * work.shape[2] + late.exchange, axis=1)
-    in_time = work.sum(axis=1)
+    late_work = np.take(work.reshape(len(work), -1), late.rank * work.shape[2] + late.exchange, axis=1).astype(np.int64)
+    in_time = work.sum(axis=1, dtype=np.int64)
     for sums, values in zip(in_time, late_work, strict=True):
         np.subtract.at(sums, late.exchange, values)
 
@@ -387,20 +387,17 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     count, drift_ppm = steps.unbroken, 0
     if record.clock == "cuda-events":
         count, drift_ppm = min(count, int(LATE / 2 * 1_000_000 / MAX_DRIFT_PPM)), MAX_DRIFT_PPM
-    first_ns = steps.begin_ns + _up_to_exchange(steps, slice(0, 1))[:, 0]
-    until_last_ns = steps.step_ns[:, : count - 1].sum(axis=1)
-    last_ns = steps.begin_ns + until_last_ns + _up_to_exchange(steps, slice(count - 1, count))[:, 0]
-    clocks_of_ranks = _ClocksOfRanks.of(known_lines, first_ns, last_ns)
-    begin_ns = steps.begin_ns
+    first, last = (_up_to_exchange(steps, slice(number, number + 1))[:, 0] for number in (0, count - 1))
+    last += steps.step_ns[:, : count - 1].sum(axis=1)
+    clocks_of_ranks = _ClocksOfRanks.of(known_lines, steps.begin_ns + first, steps.begin_ns + last)
     later_ns = np.empty((len(ranks), count), dtype=steps.step_ns.dtype)
+    begin_ns = -first
     for block in _blocks(len(ranks), count):
-        step_ns = steps.step_ns[:, block]
-        left_ns = np.cumsum(step_ns, axis=1)
-        next_begin_ns = begin_ns + left_ns[:, -1]
+        left_ns = _up_to_exchange(steps, block)
         left_ns += begin_ns[:, None]
-        left_ns -= step_ns
-        left_ns += _up_to_exchange(steps, block)
-        begin_ns = next_begin_ns
+        ends_ns = np.cumsum(steps.step_ns[:, block], axis=1)
+        left_ns[:, 1:] += ends_ns[:, :-1]
+        begin_ns = begin_ns + ends_ns[:, -1]
         clocks_of_ranks.turn(left_ns)
         left_ns -= np.median(left_ns, axis=0).astype(np.int64)
         if np.abs(left_ns).max() > np.iinfo(later_ns.dtype).max:
@@ -471,12 +468,13 @@ class _ClocksOfRanks:
             bounds_ns=bounds,
         )
 
-    def turn(self, times_ns: Times) -> None:
-        """Converts times, shape (ranks, times), in place."""
+    def turn(self, since_ns: Times) -> None:
+        """Converts times since `first_ns`, shape (ranks, times), in place."""
         moments, turned = self.moments_ns[:, :, None], self.turned_ns[:, :, None]
         slopes = np.diff(turned, axis=0) / np.maximum(np.diff(moments, axis=0), 1)
-        since = times_ns - self.first_ns[:, None]
+        since = since_ns.astype(np.float64)
         offsets = slopes[0] * since
         for moment, offset, slope in zip(moments[1:-1], turned[1:-1], slopes[1:], strict=True):
             offsets = np.where(since >= moment, offset + slope * (since - moment), offsets)
-        times_ns += self.start_ns[:, None] + np.rint(offsets).astype(np.int64)
+        since_ns += (self.first_ns + self.start_ns)[:, None]
+        since_ns += np.rint(offsets, out=offsets).astype(np.int64)
