@@ -205,7 +205,10 @@ class NodeSamples:
 
     def period_of(self, name: str) -> float:
         """Returns the longest period at which a field was read, seconds: slow fields are read every tenth time."""
-        num_values = int(np.isfinite(self.columns[name]).sum())
+        return self.period_of_values(int(np.isfinite(self.columns[name]).sum()))
+
+    def period_of_values(self, num_values: int) -> float:
+        """Returns `period_of` a field with that many values."""
         if 4 * num_values < len(self.time_ns):
             return self.period_s * _SLOW_FACTOR
         return self.period_s

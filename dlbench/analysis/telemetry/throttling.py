@@ -99,28 +99,34 @@ def _gpus(samples: NodeSamples, gpus: Sequence[int], window: Interval) -> list[T
     together.
     """
     outcomes: dict[int, Throttled | str] = {}
-    gpus_by_times: dict[tuple[bytes, float], list[int]] = {}
+    measured: list[int] = []
     for gpu in gpus:
         fields = f"gpu.{gpu}.clock_reasons", f"gpu.{gpu}.sm_clock_hz"
         missing = [field for field in fields if field not in samples.columns]
         if missing:
             outcomes[gpu] = f"gpu.{gpu} of {samples.host}: {samples.why_not(missing[0])}"
-            continue
-        is_finite = np.isfinite(samples.columns[fields[0]]) & np.isfinite(samples.columns[fields[1]])
-        gpus_by_times.setdefault((is_finite.tobytes(), samples.period_of(fields[1])), []).append(gpu)
-    for (times, period_s), alike in gpus_by_times.items():
+        else:
+            measured.append(gpu)
+    shape = (len(measured), len(samples.time_ns))
+    reasons = np.array([samples.columns[f"gpu.{gpu}.clock_reasons"] for gpu in measured]).reshape(shape)
+    clocks = np.array([samples.columns[f"gpu.{gpu}.sm_clock_hz"] for gpu in measured]).reshape(shape)
+    has_clock = np.isfinite(clocks)
+    rows_by_times: dict[tuple[bytes, float], list[int]] = {}
+    for row, (times, count) in enumerate(zip(has_clock & np.isfinite(reasons), has_clock.sum(axis=1), strict=True)):
+        rows_by_times.setdefault((times.tobytes(), samples.period_of_values(int(count))), []).append(row)
+    for (times, period_s), rows in rows_by_times.items():
         is_read = np.frombuffer(times, dtype=np.bool_)
         weight = nearest_time(samples.time_ns[is_read], window, period_s)
         coverage = float(weight.sum() / (window[1] - window[0]))
-        masks = np.stack([samples.columns[f"gpu.{gpu}.clock_reasons"] for gpu in alike])[:, is_read].astype(np.int64)
+        masks = reasons[rows][:, is_read].astype(np.int64)
         slow = ((masks & THROTTLING_MASK) != 0) & (weight > 0)
-        for gpu, gpu_masks, is_slow in zip(alike, masks, slow.any(axis=1).tolist(), strict=True):
+        for row, gpu_masks, is_slow in zip(rows, masks, slow.any(axis=1).tolist(), strict=True):
+            gpu = measured[row]
             where = f"gpu.{gpu} of {samples.host}"
             if not coverage:
                 outcomes[gpu] = f"{where}: no sample of its clock in the measured window"
             elif is_slow:
-                clock = samples.columns[f"gpu.{gpu}.sm_clock_hz"][is_read]
-                outcomes[gpu] = _loss(samples, gpu, gpu_masks, clock, weight, coverage)
+                outcomes[gpu] = _loss(samples, gpu, gpu_masks, clocks[row, is_read], weight, coverage)
             else:
                 outcomes[gpu] = Throttled(
                     where=where, share=0.0, time_share=0.0, coverage=coverage, evidence="no sample was throttled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,15 +152,13 @@ class BlockReader:
     @cached_property
     def _fields(self) -> tuple[tuple[str, str], ...]:
         fields = self.header.get("fields")
-        if not isinstance(fields, list):
-            fields = []
-        kinds: dict[str, str] = {}
-        for field in fields:
-            if isinstance(field, list) and list(map(type, field)) == [str, str]:
-                kinds[field[0]] = field[1]
-        if not kinds or len(kinds) != len(fields) or not set(kinds.values()) <= set(CODES) or "" in kinds:
+        kinds = None
+        if isinstance(fields, list) and set(map(type, fields)) == {list}:
+            with suppress(TypeError):  # A name or a type is a list or an object.
+                kinds = _checked_fields(tuple(map(tuple, fields)))
+        if kinds is None:
             raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
-        return tuple(kinds.items())
+        return kinds
 
     def _damaged(self) -> IncompleteDataError:
         return IncompleteDataError(f"{self.path}: a block is damaged; restore the file from a copy")
@@ -183,6 +182,17 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
         return None
     arrays = _gathered(pieces)
     return {name: _column(arrays, name, dtype).reshape(len(readers), -1) for name in names}
+
+
+@lru_cache(maxsize=64)  # The ranks and the nodes of a run mostly have the same.
+def _checked_fields(fields: tuple[tuple[Any, ...], ...]) -> tuple[tuple[str, str], ...] | None:
+    """Returns the columns of a header; None if they are damaged."""
+    if any([*map(type, field)] != [str, str] for field in fields):
+        return None
+    kinds: dict[str, str] = dict(fields)
+    if len(kinds) != len(fields) or not set(kinds.values()) <= set(CODES) or "" in kinds:
+        return None
+    return tuple(kinds.items())
 
 
 @lru_cache(maxsize=64)
