@@ -202,7 +202,8 @@ def _filled(steps: RunSteps, first: int, rank_steps: dict[str, Times]) -> RunSte
             steps.launch.kernel_ns[phase][ranks] = rank_steps[kernels]
             steps.launch.bound_ns[phase][ranks] = rank_steps[bound]
     # Without a pause a step begins at the end of the one before.
-    late = start_ns[:, 1:] - start_ns[:, :1] - np.cumsum(step_ns[:, :-1], axis=1) > ROUNDING_NS
+    ends_ns = start_ns[:, :1] + np.cumsum(step_ns[:, :-1], axis=1, dtype=np.int64)
+    late = start_ns[:, 1:] - ends_ns > ROUNDING_NS
     if not late.any():
         return steps
     return replace(steps, unbroken=min(steps.unbroken, int(late.any(axis=0).argmax()) + 1))
@@ -255,7 +256,7 @@ def _readers(run: Run, entries: Sequence[RankResult]) -> list[StepReader]:
     parts: dict[int, tuple[Path, RankRows]] = {}
     for first in entries[:: run.plan.layout.ranks_per_node]:
         file = file_of(run.folder.steps(first.rank))
-        parts |= {rank: (file / f"rank-{rank:04d}", part) for rank, part in read_parts(file).items()}
+        parts |= {rank: (file, part) for rank, part in read_parts(file).items()}
     return [StepReader(*parts[entry.rank], run_id=run.plan.run_id) for entry in entries]
 
 
@@ -279,7 +280,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
         return None
     chosen: dict[str, Any] = {name: values[:, begin:] for name, values in steps.items()}
-    for row in range(len(entries)):
+    for row in range(len(entries) if _BOUNDS[0] in steps else 0):
         for name, kernels_ns in _kernel_times({name: values[row] for name, values in steps.items()}).items():
             chosen.setdefault(name, []).append(kernels_ns)
     if numbers is None:

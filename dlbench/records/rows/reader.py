@@ -168,7 +168,10 @@ class BlockReader:
 
 
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Returns columns of equally many rows of several ranks, shape (ranks, rows); None if columns or rows differ."""
+    """Returns columns of equally many rows of several ranks, shape (ranks, rows); None if columns or rows differ.
+
+    They have the types of the file, if all blocks have the same.
+    """
     fields, dtype = readers[0].fields(), readers[0].dtype()
     if any(reader.fields() != fields or reader.dtype() != dtype for reader in readers):
         return None
@@ -181,6 +184,8 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     if len(row_counts) > 1:
         return None
     arrays = _gathered(pieces)
+    if len(arrays) == 1:
+        dtype = arrays[0].dtype
     return {name: _column(arrays, name, dtype).reshape(len(readers), -1) for name in names}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +38,39 @@ LAUNCH_FIELDS: tuple[tuple[str, str], ...] = tuple((f"launch_{phase}_ns", "<i8")
 """Further columns of GPUs: upper bound of the device's wait for the host's calls within the phase."""
 
 
-def _narrow(fields: Fields) -> Fields:
+def _narrow(fields: Fields) -> tuple[tuple[str, str], ...]:
     """Returns the columns with the types of a block without a longer time than 4.29 s, 49 bytes instead of 80."""
     kinds = {name: "<u4" for name, _ in fields if name.endswith("_ns") and name != "start_ns"}
     kinds["warmup"] = "<u1"
-    return [(name, kinds.get(name, kind)) for name, kind in fields]
+    return tuple((name, kinds.get(name, kind)) for name, kind in fields)
 
 
 def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
     """Returns the numpy type of a row. `launches`: with the columns of GPUs."""
-    return np.dtype([*FIELDS, *LAUNCH_FIELDS] if launches else list(FIELDS))
+    return np.dtype([*FIELDS, *LAUNCH_FIELDS] if launches else [*FIELDS])
 
 
-def _in_headers(fields: Fields) -> list[list[list[str]]]:
-    """Returns the columns as a header may have them: today's types, and those of early files."""
-    return [[list(field) for field in of_header] for of_header in (_narrow(fields), fields)]
+@dataclass(frozen=True)
+class _Layout:
+    """The columns that a header may have."""
+
+    fields: tuple[tuple[str, str], ...]
+    wide_fields: tuple[tuple[str, str], ...]  # The same columns in memory.
+    launches: bool  # Whether `LAUNCH_FIELDS` are among them.
+
+    @cached_property
+    def in_header(self) -> list[list[str]]:
+        return [list(field) for field in self.fields]
 
 
-_WITHOUT_LAUNCHES, _WITH_LAUNCHES = _in_headers(FIELDS), _in_headers((*FIELDS, *LAUNCH_FIELDS))
+_ALL_FIELDS = (*FIELDS, *LAUNCH_FIELDS)
+# Early files have the types of memory.
+_LAYOUTS = (
+    _Layout(_narrow(FIELDS), FIELDS, launches=False),
+    _Layout(_narrow(_ALL_FIELDS), _ALL_FIELDS, launches=True),
+    _Layout(FIELDS, FIELDS, launches=False),
+    _Layout(_ALL_FIELDS, _ALL_FIELDS, launches=True),
+)
 
 
 class StepWriter(BlockWriter):
@@ -62,7 +78,7 @@ class StepWriter(BlockWriter):
 
     def __init__(self, path: Path, header: dict[str, Any], capacity: int = 128, *, launches: bool = False) -> None:
         """`header` is stored with the file: rank, clock, device. `launches`: records end with `LAUNCH_FIELDS`."""
-        wide = (*FIELDS, *LAUNCH_FIELDS) if launches else FIELDS
+        wide = _ALL_FIELDS if launches else FIELDS
         content = {"format": STEPS_FORMAT, "version": STEPS_VERSION, **header}
         with _naming(path):
             super().__init__(
@@ -121,11 +137,10 @@ class StepReader(BlockReader):
     def __init__(self, path: Path, part: RankRows | None = None, *, run_id: str = "") -> None:
         super().__init__(path, STEPS_FORMAT, "step times", part, run_id)
         version, fields = self.header.get("version"), self.header.get("fields")
-        self.launches = fields in _WITH_LAUNCHES
-        """Whether rows have `LAUNCH_FIELDS`."""
-        if version != STEPS_VERSION or not (self.launches or fields in _WITHOUT_LAUNCHES):
+        layout = next((layout for layout in _LAYOUTS if layout.in_header == fields), None)
+        if version != STEPS_VERSION or layout is None:
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
-        self.wide_fields = (*FIELDS, *LAUNCH_FIELDS) if self.launches else FIELDS
+        self._fields, self.wide_fields, self.launches = layout.fields, layout.wide_fields, layout.launches
 
 
 def read_steps(path: Path, run_id: str = "") -> StepFile:
