@@ -33,6 +33,8 @@ TOLERANCE = 0.01
 # Ranks that are read together, unless a node has more.
 _AT_ONCE = 16
 _COLUMNS = ("step", "warmup", "start_ns", "step_ns", *(f"{phase}_ns" for phase in PHASES), "samples")
+_TIMES = ("step_ns", *(f"{phase}_ns" for phase in PHASES))
+_NARROW: Any = "<i4"  # Type of times if none is longer than 2.1 s.
 _BOUNDS = tuple(name for name, _ in LAUNCH_FIELDS)
 _KERNELS = tuple(f"kernel_{phase}_ns" for phase in LAUNCHED)
 UNKNOWN_NS = -1  # Stands for the time of a phase's kernels if no step shows it.
@@ -66,7 +68,10 @@ class Launching:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSteps:
-    """Times of all measured steps of a run, nanoseconds, of shape (ranks, steps)."""
+    """Times of all measured steps of a run, nanoseconds, of shape (ranks, steps).
+
+    They are 4-byte integers if none is longer than 2.1 s, which takes half of the memory, else 8-byte ones.
+    """
 
     numbers: Times  # Numbers of the steps, warm-up steps counted; shape (steps,).
     begin_ns: Times  # Start of each rank's first measured step on its machine's clock; shape (ranks,).
@@ -76,14 +81,6 @@ class RunSteps:
     unbroken: int  # Number of first steps without a pause (evaluation, checkpoint) between them on any rank.
     launch: Launching | None = None  # None on CPUs.
 
-    @property
-    def other_ns(self) -> Times:
-        """The time between the last phase of a step and the start of the next step."""
-        other_ns = self.step_ns.copy()
-        for times in self.phase_ns.values():
-            other_ns -= times
-        return other_ns
-
 
 def load_steps(run: Run) -> RunSteps:
     """Reads and checks the measured steps of all ranks. Raises IncompleteDataError; ValueError: no valid record."""
@@ -92,19 +89,22 @@ def load_steps(run: Run) -> RunSteps:
     steps = _all_ranks(run)
     # Steps are longer than 0, and phases are neither negative nor longer than their step.
     step_ns, phases_ns = steps.step_ns, list(steps.phase_ns.values())
-    between_ns = step_ns.copy()
-    for times in phases_ns:
-        between_ns -= times
-    lowest = min(int(times.min()) for times in phases_ns)
-    if step_ns.min() > 0 and lowest >= 0 and between_ns.min() >= -ROUNDING_NS:
-        return steps
-    negative = np.logical_or.reduce([times < 0 for times in phases_ns])
-    bad = np.argwhere((step_ns <= 0) | negative | (between_ns < -ROUNDING_NS))
-    rank, step = (int(x) for x in bad[0])
-    raise IncompleteDataError(
-        f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
-        f"phases {[int(times[rank, step]) for times in phases_ns]} ns"
-    )
+    for begin in range(0, len(step_ns), _AT_ONCE):
+        block = slice(begin, begin + _AT_ONCE)
+        between_ns = step_ns[block].astype(np.int64)
+        is_bad = between_ns <= 0
+        for times in phases_ns:
+            between_ns -= times[block]
+            is_bad |= times[block] < 0
+        is_bad |= between_ns < -ROUNDING_NS
+        if is_bad.any():
+            row, step = (int(x) for x in np.argwhere(is_bad)[0])
+            rank = begin + row
+            raise IncompleteDataError(
+                f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
+                f"phases {[int(times[rank, step]) for times in phases_ns]} ns"
+            )
+    return steps
 
 
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
@@ -176,28 +176,37 @@ def _all_ranks(run: Run) -> RunSteps:
         are_alike = block_steps is not None
         for first in firsts:
             rank_steps = block_steps or _one_rank(run, entries[first], numbers)
-            step_ns, start_ns = rank_steps["step_ns"], rank_steps["start_ns"]
             if result is None:
                 numbers = rank_steps["step"][0].copy()
                 result = _empty_steps(numbers, len(ranks), has_launches=_KERNELS[0] in rank_steps)
-            place = slice(first, first + len(step_ns))
-            result.begin_ns[place] = start_ns[:, 0]
-            result.end_ns[place] = start_ns[:, -1] + step_ns[:, -1]
-            result.step_ns[place] = step_ns
-            for phase in PHASES:
-                result.phase_ns[phase][place] = rank_steps[f"{phase}_ns"]
             if (result.launch is None) != (_KERNELS[0] not in rank_steps):
                 raise IncompleteDataError(f"{run.folder.steps(first)}: columns differ from those of rank 0")
-            if result.launch is not None:
-                for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
-                    result.launch.kernel_ns[phase][place] = rank_steps[kernels]
-                    result.launch.bound_ns[phase][place] = rank_steps[bound]
-            # Without a pause a step begins at the end of the one before.
-            late = start_ns[:, 1:] - start_ns[:, :1] - np.cumsum(step_ns[:, :-1], axis=1) > ROUNDING_NS
-            if late.any():
-                result = replace(result, unbroken=min(result.unbroken, int(late.any(axis=0).argmax()) + 1))
+            result = _filled(result, first, rank_steps)
     assert result is not None
     return result
+
+
+def _filled(steps: RunSteps, first: int, rank_steps: dict[str, Times]) -> RunSteps:
+    """Returns the steps of a run with those of some ranks, `rank_steps`, from rank `first` on."""
+    if steps.step_ns.dtype == _NARROW and not all(_is_narrow(rank_steps[name]) for name in _TIMES):
+        steps = _widened(steps)
+    step_ns, start_ns = rank_steps["step_ns"], rank_steps["start_ns"]
+    ranks = slice(first, first + len(step_ns))
+    steps.begin_ns[ranks] = start_ns[:, 0]
+    steps.end_ns[ranks] = start_ns[:, -1] + step_ns[:, -1]
+    steps.step_ns[ranks] = step_ns
+    for phase in PHASES:
+        steps.phase_ns[phase][ranks] = rank_steps[f"{phase}_ns"]
+    if steps.launch is not None:
+        for phase, kernels, bound in zip(LAUNCHED, _KERNELS, _BOUNDS, strict=True):
+            steps.launch.kernel_ns[phase][ranks] = rank_steps[kernels]
+            steps.launch.bound_ns[phase][ranks] = rank_steps[bound]
+    # Without a pause a step begins at the end of the one before.
+    ends_ns = start_ns[:, :1] + np.cumsum(step_ns[:, :-1], axis=1, dtype=np.int64)
+    late = start_ns[:, 1:] - ends_ns > ROUNDING_NS
+    if not late.any():
+        return steps
+    return replace(steps, unbroken=min(steps.unbroken, int(late.any(axis=0).argmax()) + 1))
 
 
 def _empty_steps(numbers: Times, ranks: int, *, has_launches: bool) -> RunSteps:
@@ -212,11 +221,21 @@ def _empty_steps(numbers: Times, ranks: int, *, has_launches: bool) -> RunSteps:
         numbers=numbers,
         begin_ns=np.empty(ranks, np.int64),
         end_ns=np.empty(ranks, np.int64),
-        step_ns=np.empty(shape, np.int64),
-        phase_ns={phase: np.empty(shape, np.int64) for phase in PHASES},
+        step_ns=np.empty(shape, _NARROW),
+        phase_ns={phase: np.empty(shape, _NARROW) for phase in PHASES},
         unbroken=shape[1],
         launch=launch,
     )
+
+
+def _is_narrow(times_ns: Times) -> bool:
+    limits = np.iinfo(_NARROW)
+    return bool(times_ns.min() >= limits.min and times_ns.max() <= limits.max)
+
+
+def _widened(steps: RunSteps) -> RunSteps:
+    phases = {phase: times.astype(np.int64) for phase, times in steps.phase_ns.items()}
+    return replace(steps, step_ns=steps.step_ns.astype(np.int64), phase_ns=phases)
 
 
 def _columns(reader: StepReader) -> tuple[str, ...]:
@@ -237,7 +256,7 @@ def _readers(run: Run, entries: Sequence[RankResult]) -> list[StepReader]:
     parts: dict[int, tuple[Path, RankRows]] = {}
     for first in entries[:: run.plan.layout.ranks_per_node]:
         file = file_of(run.folder.steps(first.rank))
-        parts |= {rank: (file / f"rank-{rank:04d}", part) for rank, part in read_parts(file).items()}
+        parts |= {rank: (file, part) for rank, part in read_parts(file).items()}
     return [StepReader(*parts[entry.rank], run_id=run.plan.run_id) for entry in entries]
 
 
@@ -261,7 +280,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
     if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
         return None
     chosen: dict[str, Any] = {name: values[:, begin:] for name, values in steps.items()}
-    for row in range(len(entries)):
+    for row in range(len(entries) if _BOUNDS[0] in steps else 0):
         for name, kernels_ns in _kernel_times({name: values[row] for name, values in steps.items()}).items():
             chosen.setdefault(name, []).append(kernels_ns)
     if numbers is None:

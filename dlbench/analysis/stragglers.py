@@ -46,11 +46,12 @@ from __future__ import annotations
 import itertools
 import statistics
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import comb
 from operator import attrgetter
+from typing import NamedTuple
 
 from dlbench.analysis.measures import RunSteps
 from dlbench.lazy import Flags, Times, np
@@ -68,6 +69,7 @@ WORK = tuple(WORK_PHASES)
 PHASES_OF_WORK = tuple(itertools.chain.from_iterable(WORK_PHASES.values()))
 IN_TIME_SHARE = 0.5  # Share of the longest wait of a step: a rank that waits at least that long is in time.
 _AT_ONCE = 1 << 16  # Times (steps x ranks) that are processed together, so that intermediate arrays fit into a cache.
+_FEWEST_AT_ONCE = 16  # Fewest steps: those of one rank are next to each other in memory, 64 bytes or more.
 LATE = 0.03  # Share of a step by which a late host leaves later; equal to the threshold of own work.
 _UP_TO_EXCHANGE = ("input", "h2d", "forward", "backward", "exchange")
 
@@ -156,125 +158,150 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         return Waiting()
     if update is not None and not update.any():
         update = None
-    by_rank = dict.fromkeys((*WORK, "last", "waited", "late"), np.zeros(ranks, dtype=np.int64))
+    by_rank = {name: np.zeros(ranks, dtype=np.int64) for name in (*WORK, "last", "waited", "steps_late")}
     by_phase = dict.fromkeys(PHASES_OF_WORK, 0)
     waited = 0
-    width = max(1, _AT_ONCE // ranks)
-    for begin in range(0, count, width):
-        block = slice(begin, begin + width)
-        exchange = steps.phase_ns["exchange"][:, block]
-        phases = _phases_before_exchange(steps, block)
-        num_steps = exchange.shape[1]
-        if update is not None:
-            update_ns = update[:, block]
-            exchange = np.concatenate([exchange - update_ns, update_ns], axis=1)
-            zeros = np.zeros_like(update_ns)
-            for name in phases.keys() - {"optimizer"}:
-                phases[name] = np.concatenate([phases[name], zeros], axis=1)
-            phases["optimizer"] = np.concatenate([zeros, steps.phase_ns["optimizer"][:, block]], axis=1)
+    for block in _blocks(ranks, count):
+        exchange, work = _exchanges_and_work(steps, update, block)
         wait: Times = exchange - exchange.min(axis=0)
-        in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
-        # L of the late ranks, at least 1; 0 for those in time.
-        late: Times = _summed(wait, in_time) // in_time.sum(axis=0) - wait
-        late[in_time] = 0
-        work = {name: reduce(np.add, map(phases.__getitem__, parts)) for name, parts in WORK_PHASES.items()}
-        moved, moved_by_phase = _moved(late, in_time, work, phases)
-        moved["last"] = _steps_last(wait, work, num_steps)
-        moved["waited"] = _shared_out(wait.sum(axis=0), late).sum(axis=1)
-        moved["late"] = late.max(axis=1)
-        by_rank = {name: by_rank[name] + values for name, values in moved.items()}
-        by_phase = {name: value + moved_by_phase[name] for name, value in by_phase.items()}
-        waited += int(wait.sum())
+        late = _late_ranks(wait)
+        by_rank["last"] += _steps_last(wait, work, block.stop - block.start)
+        by_rank["steps_late"] += np.bincount(late.rank, minlength=ranks)
+        np.add.at(by_rank["waited"], late.rank, _shared_out(late))
+        for name, charged, charged_by_phase in _moved(late, work):
+            np.add.at(by_rank[name], late.rank, charged)
+            for phase, charged_ns in charged_by_phase.items():
+                by_phase[phase] += charged_ns
+        waited += int(late.waited_ns.sum())
+    totals = {name: values.tolist() for name, values in by_rank.items()}
     late_ranks = [
         LateRank(
             rank=rank,
-            steps_last=int(by_rank["last"][rank]),
-            waited_ns=int(by_rank["waited"][rank]),
-            late_ns={name: int(by_rank[name][rank]) for name in WORK},
+            steps_last=totals["last"][rank],
+            waited_ns=totals["waited"][rank],
+            late_ns={name: totals[name][rank] for name in WORK},
         )
-        for rank in np.flatnonzero(by_rank["late"]).tolist()
+        for rank in np.flatnonzero(by_rank["steps_late"]).tolist()
     ]
     return Waiting(
         waited_ns=waited,
-        moved_ns={name: int(by_rank[name].sum()) for name in WORK},
+        moved_ns={name: sum(totals[name]) for name in WORK},
         moved_phases_ns=by_phase,
         ranks=tuple(sorted(late_ranks, key=attrgetter("order"))),
     )
 
 
-def _phases_before_exchange(steps: RunSteps, block: slice) -> dict[str, Times]:
-    """Returns the work of each rank between two exchanges, by `PHASES_OF_WORK`; shape (ranks, steps of the block).
+def _blocks(ranks: int, count: int) -> Iterator[slice]:
+    """Yields slices of steps that are processed together."""
+    width = max(_FEWEST_AT_ONCE, _AT_ONCE // ranks)
+    for begin in range(0, count, width):
+        yield slice(begin, min(begin + width, count))
+
+
+def _exchanges_and_work(steps: RunSteps, update: Times | None, block: slice) -> tuple[Times, Times]:
+    """Returns the exchanges of a block, shape (ranks, exchanges), and the work before each, by `PHASES_OF_WORK`, shape
+    (phases, ranks, exchanges). With an update, the exchanges in it follow those of the backward passes.
 
     Optimizer and other are those of the step before; 0 in the first, before which all ranks waited for each other.
     """
-    phases = {name: steps.phase_ns[name][:, block] for name in ("input", "h2d", "forward", "backward")}
-    before = slice(max(0, block.start - 1), block.start + phases["input"].shape[1] - 1)
-    sliced = {name: times[:, before] for name, times in steps.phase_ns.items()}
-    other_ns = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
-    for name, times in (("optimizer", sliced["optimizer"]), ("other", other_ns)):
-        if not block.start:
-            times = np.pad(times, ((0, 0), (1, 0)))
-        phases[name] = times
-    return phases
+    exchange: Times = steps.phase_ns["exchange"][:, block]
+    ranks, num_steps = exchange.shape
+    num_exchanges = num_steps if update is None else 2 * num_steps
+    work = np.zeros((len(PHASES_OF_WORK), ranks, num_exchanges), dtype=steps.step_ns.dtype)
+    work_by_phase = dict(zip(PHASES_OF_WORK, work, strict=True))
+    for name in ("input", "h2d", "forward", "backward"):
+        work_by_phase[name][:, :num_steps] = steps.phase_ns[name][:, block]
+    before = slice(max(0, block.start - 1), block.stop - 1)
+    first = num_steps - (before.stop - before.start)
+    other = work_by_phase["other"][:, first:num_steps]
+    other += steps.step_ns[:, before]
+    for times in steps.phase_ns.values():
+        other -= times[:, before]
+    if update is None:
+        work_by_phase["optimizer"][:, first:] = steps.phase_ns["optimizer"][:, before]
+    else:
+        work_by_phase["optimizer"][:, num_steps:] = steps.phase_ns["optimizer"][:, block]
+        exchange = np.concatenate([exchange - update[:, block], update[:, block]], axis=1)
+    return exchange, work
 
 
-def _summed(times: Times, is_counted: Flags) -> Times:
-    """Returns the sum of the ranks with a flag, shape (steps,): four times as fast as `sum` with `where`."""
-    total: Times = np.einsum("rs,rs->s", times, is_counted)
-    return total
+class _LateRanks(NamedTuple):
+    """The late ranks of some exchanges; arrays of shape (late ranks,), in the order of the exchanges, then the ranks.
+
+    Only late ranks are processed further: most of a run is not late.
+    """
+
+    rank: Times
+    exchange: Times  # Number of its exchange.
+    late_ns: Times  # L, at least 1.
+    num_in_time: Times  # Ranks in time, shape (exchanges,).
+    waited_ns: Times  # Waiting of all ranks, shape (exchanges,).
 
 
-def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
+def _late_ranks(wait: Times) -> _LateRanks:
+    """Returns the late ranks; `wait`: the waiting of each rank in each exchange, shape (ranks, exchanges)."""
+    rank, exchange = _places(wait < np.ceil(IN_TIME_SHARE * wait.max(axis=0)).astype(wait.dtype))
+    late_waits = wait[rank, exchange].astype(np.int64)
+    num_in_time = len(wait) - np.bincount(exchange, minlength=wait.shape[1])
+    waited_ns: Times = wait.sum(axis=0, dtype=np.int64)
+    waited_in_time_ns = waited_ns.copy()
+    np.subtract.at(waited_in_time_ns, exchange, late_waits)
+    late_ns = (waited_in_time_ns // num_in_time)[exchange] - late_waits
+    return _LateRanks(rank, exchange, late_ns, num_in_time, waited_ns)
+
+
+def _places(is_counted: Flags) -> tuple[Times, Times]:
+    """Returns rank and exchange of each flag that is set, in the order of the exchanges, then the ranks."""
+    ranks = len(is_counted)
+    places = np.flatnonzero(is_counted.T)  # A third of the time of `nonzero`.
+    exchanges = places // ranks
+    return places - exchanges * ranks, exchanges
+
+
+def _steps_last(wait: Times, work: Times, steps: int) -> Times:
     """Returns in how many steps each rank came last, shape (ranks,); of two exchanges the longer wait counts."""
-    total = reduce(np.add, work.values())
-    total[wait > 0] = np.iinfo(np.int64).min
+    rank, exchange = _places(wait == 0)
+    work_ns = work[:, rank, exchange].sum(axis=0, dtype=np.int64)
+    order = np.lexsort((rank, -work_ns, exchange))
+    _, first = np.unique(exchange[order], return_index=True)
+    last = rank[order][first]
     longest = wait.max(axis=0)
     counted = longest.reshape(-1, steps).argmax(axis=0) * steps + np.arange(steps)
-    last = total.argmax(axis=0)[counted[longest[counted] > 0]]
-    return np.bincount(last, minlength=len(wait)).astype(np.int64)
+    return np.bincount(last[counted[longest[counted] > 0]], minlength=len(wait))
 
 
-def _moved(
-    late: Times, in_time: Flags, work: Mapping[str, Times], phases: Mapping[str, Times]
-) -> tuple[dict[str, Times], dict[str, int]]:
-    """Returns the moved time of each rank by `WORK`, shape (ranks,), and of all ranks by `PHASES_OF_WORK`.
+def _moved(late: _LateRanks, work: Times) -> Iterator[tuple[str, Times, dict[str, int]]]:
+    """Yields each `WORK` with the moved time of every late rank, and their sum by `PHASES_OF_WORK`.
 
     It is the excess of late ranks over those in time, scaled down in proportion if the sum exceeds the lateness.
     """
-    # Only late ranks are processed: most of a run is not late.
-    is_late = late > 0
-    place = np.flatnonzero(is_late)
-    column = place % late.shape[1]
-    lateness = late.ravel()[place]
-    count = in_time.sum(axis=0)
+    late_work = np.take(work.reshape(len(work), -1), late.rank * work.shape[2] + late.exchange, axis=1).astype(np.int64)
+    in_time = work.sum(axis=1, dtype=np.int64)
+    for sums, values in zip(in_time, late_work, strict=True):
+        np.subtract.at(sums, late.exchange, values)
 
-    def excess(times: Times) -> Times:
-        beyond: Times = times.ravel()[place] - (_summed(times, in_time) // count)[column]
+    def excess(phases: Sequence[str]) -> Times:
+        rows = [PHASES_OF_WORK.index(phase) for phase in phases]
+        beyond: Times = reduce(np.add, [late_work[row] for row in rows])
+        beyond = beyond - (in_time[rows].sum(axis=0) // late.num_in_time)[late.exchange]
         return np.maximum(beyond, 0, out=beyond)
 
-    beyond = {name: excess(times) for name, times in work.items()}
-    excess_sum: Times = np.zeros_like(lateness)
-    for values in beyond.values():
-        excess_sum += values
+    excesses = {name: excess(phases) for name, phases in WORK_PHASES.items()}
+    excess_sum: Times = reduce(np.add, excesses.values())
     # In floating point, because the product of two times in nanoseconds need not fit into 64 bits.
-    share = lateness / np.maximum(excess_sum, 1)
-    fits = excess_sum <= lateness
-    ends = np.cumsum(is_late.sum(axis=1))
-    by_rank: dict[str, Times] = {}
-    by_phase: dict[str, int] = {}
-    for name, values in beyond.items():
+    share = late.late_ns / np.maximum(excess_sum, 1)
+    fits = excess_sum <= late.late_ns
+    for name, values in excesses.items():
         charged = np.where(fits, values, np.floor(values * share).astype(np.int64))
-        # Sums of consecutive pieces, by the end of each.
-        total = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(charged)])[ends]
-        by_rank[name] = np.diff(total, prepend=0)
-        by_phase |= _by_phase(charged, {phase: excess(phases[phase]) for phase in WORK_PHASES[name]})
-    return by_rank, by_phase
+        phases = WORK_PHASES[name]
+        if len(phases) == 1:
+            yield name, charged, {phases[0]: int(charged.sum())}
+        else:
+            yield name, charged, _by_phase(charged, {phase: excess([phase]) for phase in phases})
 
 
 def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
     """Returns the sum of moved time by phase; each time is divided in proportion to the excess of the phases."""
-    if len(excess) == 1:
-        return {name: int(charged.sum()) for name in excess}
     total = np.maximum(reduce(np.add, excess.values()), 1)
     reached, before, sums = np.zeros_like(charged), np.zeros_like(charged), {}
     *others, last = excess
@@ -286,15 +313,22 @@ def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
     return {**sums, last: int((charged - before).sum())}
 
 
-def _shared_out(waited: Times, late: Times) -> Times:
-    """Divides the waiting of each step, shape (steps,), among its late ranks in proportion to their lateness."""
-    reached = np.cumsum(late, axis=0)
-    total = np.maximum(reached[-1], 1)
+def _shared_out(late: _LateRanks) -> Times:
+    """Divides the waiting of each exchange among its late ranks, in proportion to their lateness."""
+    begins = np.searchsorted(late.exchange, np.arange(len(late.waited_ns)))
+    reached = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(late.late_ns)])
+    before = reached[begins][late.exchange]
+    ends = np.append(begins[1:], len(late.exchange))
+    total = reached[ends][late.exchange] - before
+    reached = reached[1:] - before
+    waited_ns = late.waited_ns[late.exchange]
     # Floors of the running sum keep the total; in floating point as in `_moved`, so the end is set exactly.
-    upto: Times = np.minimum(np.floor(waited * (reached / total)).astype(np.int64), waited)
-    upto = np.where(reached == total, waited, upto)
-    upto[1:] -= upto[:-1].copy()
-    return upto
+    upto: Times = np.minimum(np.floor(waited_ns * (reached / total)).astype(np.int64), waited_ns)
+    upto = np.where(reached == total, waited_ns, upto)
+    shares = upto.copy()
+    is_later = late.exchange[1:] == late.exchange[:-1]
+    shares[1:] -= np.where(is_later, upto[:-1], 0)
+    return shares
 
 
 def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, float]:
@@ -353,21 +387,27 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     count, drift_ppm = steps.unbroken, 0
     if record.clock == "cuda-events":
         count, drift_ppm = min(count, int(LATE / 2 * 1_000_000 / MAX_DRIFT_PPM)), MAX_DRIFT_PPM
+    first, last = (_up_to_exchange(steps, slice(number, number + 1))[:, 0] for number in (0, count - 1))
+    last += steps.step_ns[:, : count - 1].sum(axis=1)
+    clocks_of_ranks = _ClocksOfRanks.of(known_lines, steps.begin_ns + first, steps.begin_ns + last)
+    later_ns = np.empty((len(ranks), count), dtype=steps.step_ns.dtype)
+    begin_ns = -first
+    for block in _blocks(len(ranks), count):
+        left_ns = _up_to_exchange(steps, block)
+        left_ns += begin_ns[:, None]
+        ends_ns = np.cumsum(steps.step_ns[:, block], axis=1)
+        left_ns[:, 1:] += ends_ns[:, :-1]
+        begin_ns = begin_ns + ends_ns[:, -1]
+        clocks_of_ranks.turn(left_ns)
+        left_ns -= np.median(left_ns, axis=0).astype(np.int64)
+        if np.abs(left_ns).max() > np.iinfo(later_ns.dtype).max:
+            later_ns = later_ns.astype(np.int64)
+        later_ns[:, block] = left_ns
+    leaving_ns = largest_by_host(hosts, np.median(later_ns, axis=1, overwrite_input=True).tolist())
     step_ns = steps.step_ns[:, :count]
-    # In place: in large runs each of these arrays is a large part of the memory.
-    left_ns = np.cumsum(step_ns, axis=1)
-    left_ns -= step_ns
-    for name in _UP_TO_EXCHANGE:
-        left_ns += steps.phase_ns[name][:, :count]
-    left_ns += steps.begin_ns[:, None]
-    bounds = [_to_node_0(line, times) for line, times in zip(known_lines, left_ns, strict=True)]
-    # A few steps at a time, because the median copies.
-    for block in np.array_split(left_ns, max(1, count // 64), axis=1):
-        block -= np.median(block, axis=0).astype(np.int64)
-    leaving_ns = largest_by_host(hosts, np.median(left_ns, axis=1, overwrite_input=True).tolist())
     drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000 + max(rank.clock_error_s for rank in ranks) * 1e9
     bound = dict.fromkeys(leaving_ns, drift)
-    for host, clock_bound in zip(hosts, bounds, strict=True):
+    for host, clock_bound in zip(hosts, clocks_of_ranks.bounds_ns.tolist(), strict=True):
         bound[host] = max(bound[host], clock_bound + drift)
     others = medians_of_others(leaving_ns)
     # A median grows with each of its values, so this bounds the median of the others from above.
@@ -382,15 +422,59 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     }
 
 
-def _to_node_0(line: ClockLine, times: Times) -> int:
-    """Converts ascending times to node 0's clock, in place; returns the largest bound of the error, nanoseconds."""
-    first, last = int(times[0]), int(times[-1])
-    # Between these moments the offset is linear.
-    moments = sorted({first, *(point.local_ns for point in line.used_points if first < point.local_ns < last), last})
-    start = line.offset_at(first)
-    turned = np.interp(
-        times - first, [moment - first for moment in moments], [line.offset_at(moment) - start for moment in moments]
-    )
-    times += start + np.rint(turned).astype(np.int64)
-    bounds = [line.bound_at(moment) for moment in moments]
-    return max(bound for bound in bounds if bound is not None)
+def _up_to_exchange(steps: RunSteps, block: slice) -> Times:
+    """Returns the time from the start of each step to the end of its exchange, shape (ranks, steps of the block)."""
+    first, *others = (steps.phase_ns[name][:, block] for name in _UP_TO_EXCHANGE)
+    total = first.astype(np.int64)
+    for times in others:
+        total += times
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ClocksOfRanks:
+    """Converts times of ranks to node 0's clock, by lines between moments; arrays of shape (moments, ranks)."""
+
+    first_ns: Times  # Local time from which moments count, shape (ranks,).
+    start_ns: Times  # Offset at that time, shape (ranks,).
+    moments_ns: Times  # From 0 to the last time of the rank, ascending; between these the offset is linear.
+    turned_ns: Times  # Offsets at the moments, minus that of the first.
+    bounds_ns: Times  # Largest bound of the error of any moment, shape (ranks,).
+
+    @staticmethod
+    def of(lines: Sequence[ClockLine], first_ns: Times, last_ns: Times) -> _ClocksOfRanks:
+        """Returns the clocks of ranks with these lines between their first and last times, shape (ranks,)."""
+        most = max(len(line.used_points) for line in lines)
+        moments = np.empty((most + 2, len(lines)), dtype=np.int64)
+        offsets, bounds = np.empty_like(moments), np.empty_like(first_ns)
+        ranks_by_node: dict[int, list[int]] = {}
+        for rank, line in enumerate(lines):
+            ranks_by_node.setdefault(line.node_rank, []).append(rank)
+        for ranks in ranks_by_node.values():
+            line = lines[ranks[0]]
+            points = np.full((most + 2, 1), np.iinfo(np.int64).max)
+            points[0] = np.iinfo(np.int64).min
+            points[1 : len(line.used_points) + 1, 0] = [point.local_ns for point in line.used_points]
+            # A point outside of a rank's times becomes a second first or last one.
+            moments_of_node = np.clip(points, first_ns[ranks], last_ns[ranks])
+            moments[:, ranks] = moments_of_node
+            offsets[:, ranks] = line.offsets_at(moments_of_node)
+            bounds[ranks] = line.bounds_at(moments_of_node).max(axis=0)
+        return _ClocksOfRanks(
+            first_ns=first_ns,
+            start_ns=offsets[0],
+            moments_ns=moments - first_ns,
+            turned_ns=offsets - offsets[0],
+            bounds_ns=bounds,
+        )
+
+    def turn(self, since_ns: Times) -> None:
+        """Converts times since `first_ns`, shape (ranks, times), in place."""
+        moments, turned = self.moments_ns[:, :, None], self.turned_ns[:, :, None]
+        slopes = np.diff(turned, axis=0) / np.maximum(np.diff(moments, axis=0), 1)
+        since = since_ns.astype(np.float64)
+        offsets = slopes[0] * since
+        for moment, offset, slope in zip(moments[1:-1], turned[1:-1], slopes[1:], strict=True):
+            offsets = np.where(since >= moment, offset + slope * (since - moment), offsets)
+        since_ns += (self.first_ns + self.start_ns)[:, None]
+        since_ns += np.rint(offsets, out=offsets).astype(np.int64)

@@ -145,7 +145,7 @@ def _map(own_work_ns: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMa
         row_hosts.append(" to ".join(dict.fromkeys((names[0], names[-1]))))
     widths = np.diff([*columns, steps])
     # Sums of integers are not rounded before the mean.
-    means = np.add.reduceat(own_work_ns, columns, axis=1) / widths
+    means = np.add.reduceat(own_work_ns, columns, axis=1, dtype=np.int64) / widths
     cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own_work_ns, overwrite_input=True)))
     return RankStepMap(
         rank_starts=tuple(rows),

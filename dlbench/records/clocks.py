@@ -79,17 +79,25 @@ class ClockLine(Spec):
     def offset_at(self, local_ns: int) -> int:
         return int(self.offsets_at(np.array([local_ns], dtype=np.int64))[0])
 
-    def bound_at(self, local_ns: int) -> int | None:
-        """Returns the largest error of `offset_at`, ns, for a constant drift; 0 on node 0, None without points. Between
-        points it is a mean of their bounds, beyond it grows by `MAX_DRIFT_PPM`; 1 is added for rounding.
+    def bounds_at(self, local_ns: Times) -> Times:
+        """Returns the largest errors of `offsets_at`, ns, for a constant drift, of a clock that is known; 0 on node 0.
+
+        Between points it is the larger of their bounds, beyond it grows by `MAX_DRIFT_PPM`; 1 is added for rounding.
         """
         used = self.used_points
         if not used:
-            return 0 if self.node_rank == 0 else None
-        number = sum(point.local_ns <= local_ns for point in used)
-        near = used[max(0, number - 1) : number + 1]
-        outside = max(used[0].local_ns - local_ns, local_ns - used[-1].local_ns, 0)
-        return max(point.bound_ns for point in near) - (-outside * MAX_DRIFT_PPM // 1_000_000) + 1
+            return np.zeros_like(local_ns)
+        point_times_ns = np.array([point.local_ns for point in used], dtype=np.int64)
+        bounds = np.array([point.bound_ns for point in used], dtype=np.int64)
+        near = np.maximum(np.append(bounds, bounds[-1]), np.append(bounds[:1], bounds))
+        outside = np.maximum(np.maximum(point_times_ns[0] - local_ns, local_ns - point_times_ns[-1]), 0)
+        drift = -(-outside // (1_000_000 // MAX_DRIFT_PPM))
+        total: Times = near[np.searchsorted(point_times_ns, local_ns, side="right")] + drift + 1
+        return total
+
+    def bound_at(self, local_ns: int) -> int | None:
+        """Returns `bounds_at` one time; None without points."""
+        return int(self.bounds_at(np.array([local_ns], dtype=np.int64))[0]) if self.is_known else None
 
 
 def _too_close(first: ClockPoint, second: ClockPoint) -> bool:

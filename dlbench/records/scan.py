@@ -21,6 +21,7 @@ from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.job_log import progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import MAX_BYTES, Failure, Interrupted, RankStatus, failure_line, read_statuses
+from dlbench.records.watch import NodeWatch
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import key_for_name
@@ -118,6 +119,13 @@ class Run(LaunchedRun):
         for rank in sorted(self.record.ranks, key=attrgetter("rank")):
             by_node.setdefault(rank.node_rank, []).append(rank)
         return {node: tuple(by_node[node]) for node in sorted(by_node)}
+
+    @cached_property
+    def watch_by_node(self) -> dict[int, NodeWatch]:
+        """Returns the reports of the samplers by node; empty without a record, or samplers."""
+        if self.record is None or self.record.watch is None:
+            return {}
+        return {watch.node_rank: watch for watch in reversed(self.record.watch.nodes)}
 
     @property
     def epoch_samples(self) -> int | None:

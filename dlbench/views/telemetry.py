@@ -243,7 +243,7 @@ def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
         for source in reading.energy.sources:
             if source.kind == "GPUs" and source.node_rank == node.node_rank:
                 gpus.add(int(source.name.removeprefix("gpu.")))
-    return tuple(sorted(gpus)) or gpu_numbers(node.fields)
+    return tuple(sorted(gpus)) or gpu_numbers(tuple(node.fields))
 
 
 def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:

@@ -118,7 +118,7 @@ def test_quantiles_fence_and_outliers(
 
 
 def grown_most(steps: RunSteps, rank: int, column: int) -> str:
-    parts = {**steps.phase_ns, "other": steps.other_ns}
+    parts = {**steps.phase_ns, "other": steps.step_ns - sum(steps.phase_ns.values())}
     grown = {name: times[rank, column] - statistics.median(times[rank].tolist()) for name, times in parts.items()}
     return next(name for name in parts if grown[name] == max(grown.values()))
 

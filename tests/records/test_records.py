@@ -224,15 +224,15 @@ def noisy_steps(count: int, seed: int) -> list[tuple[float, ...]]:
     ]
 
 
-def test_a_step_takes_half_of_the_bytes_of_its_row(tmp_path: Path) -> None:
-    """What docs/formats.md promises of noisy times: about 43 bytes per step."""
+def test_a_step_takes_49_bytes(tmp_path: Path) -> None:
+    """What docs/formats.md promises of times below 4.29 s."""
     path = tmp_path / "x.steps"
     records = noisy_steps(1000, seed=1)
     with StepWriter(path, {"rank": 0}) as writer:
         for record in records:
             writer.append(record)
     assert [tuple(row) for row in read_steps(path).steps.tolist()] == records
-    assert 35 < path.stat().st_size / len(records) < 46
+    assert 49 < path.stat().st_size / len(records) < 50
     assert step_dtype().itemsize == 80
 
 

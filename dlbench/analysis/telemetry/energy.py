@@ -132,7 +132,7 @@ def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> Ru
             why.setdefault("GPUs", reason)
             continue
         if sampled is None:
-            samples = read_node(run, node, ENERGY_FIELDS.fullmatch)
+            samples = read_node(run, node, ENERGY_FIELDS)
         else:
             samples = sampled[node]
         stages = node_stages(run, node)

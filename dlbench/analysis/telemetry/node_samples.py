@@ -8,8 +8,9 @@ its difference counts only in an interval that contains the whole gap.
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,8 +23,8 @@ from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
-from dlbench.records.watch import NodeWatch
 
+EVERY_FIELD = re.compile(".*", re.DOTALL)
 MAX_GAP_PERIODS = 5  # Samples further apart than this many of their own periods are not joined.
 _NEIGHBOURS = 5
 Interval = tuple[int, int]  # Begin and end, nanoseconds of the node's clock.
@@ -165,6 +166,9 @@ def _joined(content: bytes, period_s: float) -> bytes:
     gaps = np.diff(np.frombuffer(content, dtype=np.int64))
     if not len(gaps):
         return b""
+    # The median is at least the smallest gap.
+    if gaps.max() <= MAX_GAP_PERIODS * min(float(gaps.min()), period_s * 1e9):
+        return np.ones(len(gaps), dtype=np.bool_).tobytes()
     windows = np.full((2 * _NEIGHBOURS + 1, len(gaps)), np.nan)
     for row, shift in enumerate(range(-_NEIGHBOURS, _NEIGHBOURS + 1)):
         begin, end = max(0, -shift), min(len(gaps), len(gaps) - shift)
@@ -201,7 +205,10 @@ class NodeSamples:
 
     def period_of(self, name: str) -> float:
         """Returns the longest period at which a field was read, seconds: slow fields are read every tenth time."""
-        num_values = int(np.isfinite(self.columns[name]).sum())
+        return self.period_of_values(int(np.isfinite(self.columns[name]).sum()))
+
+    def period_of_values(self, num_values: int) -> float:
+        """Returns `period_of` a field with that many values."""
         if 4 * num_values < len(self.time_ns):
             return self.period_s * _SLOW_FACTOR
         return self.period_s
@@ -220,39 +227,32 @@ class NodeSamples:
         return "this node did not sample it"
 
 
-def read_node(run: Run, node: int, is_wanted: Callable[[str], object]) -> NodeSamples:
+def read_node(run: Run, node: int, wanted: re.Pattern[str]) -> NodeSamples:
     """Reads the wanted fields of a node. Raises IncompleteDataError: its file of samples is missing or damaged."""
-    reader = SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id)
-    names = [name for name in reader.columns if is_wanted(name)]
-    columns = reader.read({"time_ns", *names})
+    reader = SamplesReader.of_whole_file(run.folder.samples(node), run.plan.run_id)
+    names = tuple(reader.columns)
+    rows = reader.read_rows()
     header = reader.header
     period_s = float(header["period_s"])
-    watch = node_watch(run, node)
+    watch = run.watch_by_node.get(node)
     if watch:
         period_s = max(period_s, watch.period_s)
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
         period_s=period_s,
-        time_ns=columns["time_ns"].astype(np.int64),
-        columns={name: columns[name].astype(np.float64) for name in names},
-        names=tuple(reader.columns),
+        time_ns=rows["time_ns"].astype(np.int64),
+        columns={name: rows[name].astype(np.float64) for name in _matching(names, wanted)},
+        names=names,
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
         failures=tuple(f"{failure['failed']}: {failure.get('reason', '')}" for failure in reader.failures),
     )
 
 
-def every_field(name: str) -> bool:
-    """Accepts all fields of a node."""
-    return True
-
-
-def node_watch(run: Run, node: int) -> NodeWatch | None:
-    """Returns the report of a node's sampler in the record; None without one."""
-    if run.record is None or run.record.watch is None:
-        return None
-    return next((watch for watch in run.record.watch.nodes if watch.node_rank == node), None)
+@lru_cache(maxsize=16)  # The nodes of a run mostly have the same fields.
+def _matching(names: tuple[str, ...], wanted: re.Pattern[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if wanted.fullmatch(name))
 
 
 def why_not_sampled(run: Run, node: int) -> str:
@@ -261,7 +261,7 @@ def why_not_sampled(run: Run, node: int) -> str:
         return ""
     if run.plan.watch is None or not run.plan.watch.sampler:
         return "the run was not sampled (watch.sampler)"
-    watched = node_watch(run, node)
+    watched = run.watch_by_node.get(node)
     if watched is None:
         return f"node {node} has no samples, and its sampler did not report"
     return f"{watched.host} has no samples: {'; '.join(watched.failures) or 'the file is gone'}"

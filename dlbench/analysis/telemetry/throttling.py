@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from operator import attrgetter
 
 from dlbench.analysis.telemetry.node_samples import (
@@ -25,8 +25,8 @@ from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
 from dlbench.units import counted
 
-_FIELDS = re.compile(r"gpu\.\d+\.(sm_clock_hz|sm_clock_max_hz|clock_reasons)")
 _QUOTA = "host.cpu.throttled_s"
+_FIELDS = re.compile(rf"gpu\.\d+\.(sm_clock_hz|sm_clock_max_hz|clock_reasons)|{re.escape(_QUOTA)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,41 +84,65 @@ def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, o
     reason = why_not_sampled(run, node)
     if reason:
         return [reason]
-    samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
+    samples = read_node(run, node, _FIELDS)
     window = measured_window(run, node) if window_of is None else window_of(node)
     if not on_gpu:
         return [_quota(run, samples, window)]
     use = gpus_of_ranks(run, samples)
     if not use.gpus:
         return [use.how]
-
-    # GPUs that were read at the same times share their weights.
-    @cache
-    def weigh(mask: bytes, period_s: float) -> Array:
-        return nearest_time(samples.time_ns[np.frombuffer(mask, dtype=np.bool_)], window, period_s)
-
-    window_ns = window[1] - window[0]
-    return [_gpu(samples, f"gpu.{gpu}", weigh, window_ns) for gpu in use.gpus]
+    return _gpus(samples, use.gpus, window)
 
 
-def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array], window_ns: int) -> Throttled | str:
-    where = f"{name} of {samples.host}"
-    for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
-        if field_name not in samples.columns:
-            return f"{where}: {samples.why_not(field_name)}"
-    reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
-    is_finite = np.isfinite(reasons) & np.isfinite(clock)
-    masks, clock = reasons[is_finite].astype(np.int64), clock[is_finite]
-    weight = weigh(is_finite.tobytes(), samples.period_of(f"{name}.sm_clock_hz"))
-    if not weight.sum():
-        return f"{where}: no sample of its clock in the measured window"
+def _gpus(samples: NodeSamples, gpus: Sequence[int], window: Interval) -> list[Throttled | str]:
+    """Returns the loss of each GPU, or why it is not known; GPUs that were read at the same times are processed
+    together.
+    """
+    outcomes: dict[int, Throttled | str] = {}
+    measured: list[int] = []
+    for gpu in gpus:
+        fields = f"gpu.{gpu}.clock_reasons", f"gpu.{gpu}.sm_clock_hz"
+        missing = [field for field in fields if field not in samples.columns]
+        if missing:
+            outcomes[gpu] = f"gpu.{gpu} of {samples.host}: {samples.why_not(missing[0])}"
+        else:
+            measured.append(gpu)
+    shape = (len(measured), len(samples.time_ns))
+    reasons = np.array([samples.columns[f"gpu.{gpu}.clock_reasons"] for gpu in measured]).reshape(shape)
+    clocks = np.array([samples.columns[f"gpu.{gpu}.sm_clock_hz"] for gpu in measured]).reshape(shape)
+    has_clock = np.isfinite(clocks)
+    rows_by_times: dict[tuple[bytes, float], list[int]] = {}
+    for row, (times, count) in enumerate(zip(has_clock & np.isfinite(reasons), has_clock.sum(axis=1), strict=True)):
+        rows_by_times.setdefault((times.tobytes(), samples.period_of_values(int(count))), []).append(row)
+    for (times, period_s), rows in rows_by_times.items():
+        is_read = np.frombuffer(times, dtype=np.bool_)
+        weight = nearest_time(samples.time_ns[is_read], window, period_s)
+        coverage = float(weight.sum() / (window[1] - window[0]))
+        masks = reasons[rows][:, is_read].astype(np.int64)
+        slow = ((masks & THROTTLING_MASK) != 0) & (weight > 0)
+        for row, gpu_masks, is_slow in zip(rows, masks, slow.any(axis=1).tolist(), strict=True):
+            gpu = measured[row]
+            where = f"gpu.{gpu} of {samples.host}"
+            if not coverage:
+                outcomes[gpu] = f"{where}: no sample of its clock in the measured window"
+            elif is_slow:
+                outcomes[gpu] = _loss(samples, gpu, gpu_masks, clocks[row, is_read], weight, coverage)
+            else:
+                outcomes[gpu] = Throttled(
+                    where=where, share=0.0, time_share=0.0, coverage=coverage, evidence="no sample was throttled"
+                )
+    return [outcomes[gpu] for gpu in gpus]
+
+
+def _loss(
+    samples: NodeSamples, gpu: int, masks: Times, clock: Array, weight: Array, coverage: float
+) -> Throttled | str:
+    """Returns the loss of a GPU with throttled samples, from masks, clocks (Hz) and weights (ns) of its samples."""
+    where = f"gpu.{gpu} of {samples.host}"
     throttled = (masks & THROTTLING_MASK) != 0
     slow = throttled & (weight > 0)
-    coverage = float(weight.sum() / window_ns)
-    if not slow.any():
-        return Throttled(where=where, share=0.0, time_share=0.0, coverage=coverage, evidence="no sample was throttled")
     at_work = (weight > 0) & ~throttled & ((masks & IDLE_BIT) == 0)
-    reference = _reference(samples, name, clock[at_work], float(clock[slow].max()))
+    reference = _reference(samples, f"gpu.{gpu}", clock[at_work], float(clock[slow].max()))
     if reference is None:
         return f"{where}: no sample shows its clock at work without throttling, and its highest clock is not known"
     lost = np.where(throttled, np.maximum(0.0, 1 - clock / reference), 0.0)
@@ -201,7 +225,8 @@ class GpuUse:
     is_certain: bool = True  # False if the run may not have used some of them.
 
 
-def gpu_numbers(names: Iterable[str]) -> tuple[int, ...]:
+@lru_cache(maxsize=16)  # The nodes of a run mostly have the same fields.
+def gpu_numbers(names: tuple[str, ...]) -> tuple[int, ...]:
     """Returns the numbers of all GPUs that have a field among the names."""
     matches = (re.match(r"gpu\.(\d+)\.", name) for name in names)
     return tuple(sorted({int(match[1]) for match in matches if match}))

@@ -15,12 +15,14 @@ from dlbench.records.rows.shared import HEAD_BYTES, block, open_shared
 
 Fields = Sequence[tuple[str, str]]  # Name and type of each column, e.g. ("start_ns", "<i8").
 
-CODES = {"<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
+CODES = {"<u1": "B", "<i8": "q", "<u8": "Q", "<i4": "i", "<u4": "I", "<u2": "H", "<f4": "f", "<f8": "d"}
 """Types of columns with their codes for `struct`."""
 MAX_CONTENT = 1 << 25  # Largest content of a block before deflation, bytes.
 MAX_JSON = 65_000  # Largest subfield of JSON, bytes: an extra field has two bytes for its length.
 TRAILER = struct.Struct("<II")  # Of a gzip member: CRC-32 and length of the content.
 SUBFIELD = struct.Struct("<2sH")  # Of an extra field: its name and length.
+STORED = struct.Struct("<BHH")  # Of a stored last chunk (RFC 1951, 3.2.4): 1, its length, the length's complement.
+MAX_STORED = 65_535  # Largest content of a stored chunk, bytes.
 
 _LEVEL = 1  # Of deflate: measured rows are mostly noise, which higher levels do not shrink.
 
@@ -28,6 +30,9 @@ _LEVEL = 1  # Of deflate: measured rows are mostly noise, which higher levels do
 class BlockWriter:
     """Appends rows and notes of a rank to a file that its node's ranks share. Rows beyond `max_bytes` are left out and
     counted.
+
+    `wide_fields`: the same columns in larger types. Rows are then stored as they are, which saves deflating and
+    inflating; only a block with a value that `fields` do not hold has `wide_fields`, a note of them, and is deflated.
     """
 
     def __init__(
@@ -39,9 +44,12 @@ class BlockWriter:
         rows_per_block: int = 64,
         max_bytes: int | None = None,
         rank: int = 0,
+        wide_fields: Fields | None = None,
     ) -> None:
         self._kinds = [kind for _, kind in fields]
-        self._row = struct.Struct("<" + "".join(CODES[kind] for kind in self._kinds))
+        self._wide_fields = wide_fields
+        self._narrow_row = self._row = _row_struct(fields)
+        self._wide_row = _row_struct(wide_fields or fields)
         self._rows: list[bytes] = []
         self._per_block = max(1, min(rows_per_block, MAX_CONTENT // self._row.size))
         self._max_bytes = max_bytes
@@ -60,19 +68,30 @@ class BlockWriter:
     def append(self, row: Sequence[float]) -> None:
         """Adds a row; values too large for a 4-byte float become infinite. Raises struct.error: one does not fit."""
         try:
-            packed = self._row.pack(*row)
+            packed = self._packed(row)
+        except struct.error:
+            if self._row is self._wide_row or self._wide_fields is None:
+                raise
+            narrow_rows = self._rows
+            self._row = self._wide_row
+            self._rows = [self._row.pack(*self._narrow_row.unpack(narrow)) for narrow in narrow_rows]
+            packed = self._packed(row)
+        self._rows.append(packed)
+        if len(self._rows) == self._per_block:
+            self.flush()
+
+    def _packed(self, row: Sequence[float]) -> bytes:
+        try:
+            return self._row.pack(*row)
         except OverflowError:
             # `struct` refuses values too large for a 4-byte float, such as a diverging loss.
             largest = 3.4028234663852886e38
-            packed = self._row.pack(
+            return self._row.pack(
                 *(
                     math.copysign(math.inf, value) if kind == "<f4" and abs(value) > largest else value
                     for kind, value in zip(self._kinds, row, strict=True)
                 )
             )
-        self._rows.append(packed)
-        if len(self._rows) == self._per_block:
-            self.flush()
 
     @property
     def num_held(self) -> int:
@@ -93,9 +112,13 @@ class BlockWriter:
         if not self._rows:
             return False
         rows, self._rows = self._rows, []
+        is_stored = self._wide_fields is not None
+        if self._row is not self._narrow_row:
+            self._row, is_stored = self._narrow_row, False
+            note = {**(note or {}), "fields": self._wide_fields}
         self.dropped += len(rows)
         try:
-            data = self._block(note, b"".join(rows))
+            data = self._block(note, b"".join(rows), is_stored=is_stored)
         except ValueError:  # more names than a block can have
             return False
         if self._max_bytes is not None and self.bytes_written + len(data) > self._max_bytes:
@@ -105,9 +128,9 @@ class BlockWriter:
         self.num_rows += len(rows)
         return True
 
-    def _block(self, note: Mapping[str, Any] | None, rows: bytes = b"") -> bytes:
+    def _block(self, note: Mapping[str, Any] | None, rows: bytes = b"", *, is_stored: bool = False) -> bytes:
         json_data = b"" if note is None else deflated_json(note)
-        return block(self._rank, self._num_blocks, json_data, deflated_rows(rows), self._seed)
+        return block(self._rank, self._num_blocks, json_data, _member_end(rows, is_stored=is_stored), self._seed)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -144,9 +167,17 @@ class BlockWriter:
         self.close()
 
 
-def deflated_rows(rows: bytes) -> bytes:
+def _row_struct(fields: Fields) -> struct.Struct:
+    return struct.Struct("<" + "".join(CODES[kind] for _, kind in fields))
+
+
+def _member_end(rows: bytes, *, is_stored: bool) -> bytes:
     """Returns packed rows as the end of a gzip member."""
-    return _deflated(rows) + TRAILER.pack(zlib.crc32(rows), len(rows))
+    if is_stored and len(rows) <= MAX_STORED:
+        content = STORED.pack(1, len(rows), len(rows) ^ MAX_STORED) + rows
+    else:
+        content = _deflated(rows)
+    return content + TRAILER.pack(zlib.crc32(rows), len(rows))
 
 
 def deflated_json(content: Mapping[str, Any]) -> bytes:

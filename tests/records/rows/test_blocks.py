@@ -31,7 +31,7 @@ from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
 from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.spans import LANES, SpanReader, SpanWriter
-from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps
+from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps, step_dtype
 from tests.support.paths import ROOT
 from tests.support.watch_factory import clock_line, write_samples
 
@@ -47,6 +47,7 @@ VALUES = {
     "<i4": st.integers(-(2**31), 2**31 - 1),
     "<u4": st.integers(0, 2**32 - 1),
     "<u2": st.integers(0, 2**16 - 1),
+    "<u1": st.integers(0, 2**8 - 1),
     "<f4": st.floats(width=32),
     "<f8": st.floats(),
 }
@@ -120,7 +121,7 @@ def sorted_keys(part: Row | dict[str, Any]) -> Row | dict[str, Any]:
     return dict(sorted(part.items())) if isinstance(part, dict) else part
 
 
-@pytest.mark.parametrize("kind", ["<i8", "<u8", "<i4", "<u4", "<u2"])
+@pytest.mark.parametrize("kind", ["<i8", "<u8", "<i4", "<u4", "<u2", "<u1"])
 def test_a_value_that_does_not_fit_is_refused_and_harms_no_other(path: Path, kind: str) -> None:
     bits, signed = 8 * int(kind[2]), kind[1] == "i"
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
@@ -182,6 +183,33 @@ def test_files_that_differ_are_not_read_together(tmp_path: Path, change: str) ->
     write(tmp_path / "two", rows[:-1] if change == "rows" else rows, fields)
     readers = [BlockReader(tmp_path / name, "dlbench.test") for name in ("one", "two")]
     assert read_alike(readers, ("a",)) is None
+
+
+@given(
+    times=st.lists(st.sampled_from([0, 2**32 - 1, 2**32, 2**62, -1]), max_size=20),
+    capacity=st.integers(1, 6),
+    bounds=st.sampled_from([(), (0, 1, 2), (0, 2**32, 2)]),
+    cut=st.integers(0, 300),
+)
+def test_short_and_long_times_come_back(times: list[int], capacity: int, bounds: tuple[int, ...], cut: int) -> None:
+    """Also of a rank that was killed while it wrote: some of its first steps."""
+    rows = [(n, 1, 2**62, time, *times[:1] * 6, 4, 0.5, *bounds) for n, time in enumerate(times)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "node-0000.steps"
+        with StepWriter(path, {"rank": 0}, capacity, launches=bool(bounds)) as writer:
+            begin = writer.bytes_written
+            for row in rows:
+                writer.append(row)
+        together = read_alike([StepReader(path), StepReader(path)], ("step_ns", "start_ns"))
+        assert together is not None
+        assert together["step_ns"].tolist() == [times, times]
+        assert together["start_ns"].dtype == together["step_ns"].dtype == np.int64
+        assert read_steps(path).steps.tolist() == rows
+        os.truncate(path, max(begin, path.stat().st_size - cut))
+        steps = read_steps(path).steps
+        assert steps.tolist() == rows[: len(steps)]
+        assert len(steps) >= len(rows) - capacity * (1 + cut // 57)
+        assert steps.dtype == step_dtype(launches=bool(bounds))
 
 
 # Damage
