@@ -495,10 +495,10 @@ def test_short_operations_are_timed_several_at_once(tmp_path: Path) -> None:
 def test_a_library_that_waits_for_ever_is_ended_with_a_reason(tmp_path: Path, call: int, what: str) -> None:
     """MPI's blocking calls know no deadline, its last one neither, and mpirun does not see a rank that stands still."""
     needs_mpi()
-    plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=10.0)
+    plan = plan_for(2, "mpirun", backends=("mpi",), timeout_s=5.0)
     ended = start(tmp_path, plan, "stand_still", rank=1, call=call)
     assert ended.codes[0] == 124, ended.errors
-    reason = f"rank 0, {what}: not done within 10 s; another rank is gone or stuck"
+    reason = f"rank 0, {what}: not done within 5 s; another rank is gone or stuck"
     assert f"dlbench: error: {reason}" in ended.errors[0]
     assert f"on_stuck: {reason}" in ended.errors[0]
 

@@ -19,24 +19,9 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from dlbench.cli import COMMANDS
-
 _FORKS = multiprocessing.get_context("forkserver")
-# Nothing that starts threads: a fork would lose them. torch._dynamo is what FSDP would import.
-_FORKS.set_forkserver_preload(
-    [
-        *(
-            "tests.support.collective_ranks",
-            "tests.support.exchange_ranks",
-            "tests.support.forked_runs",
-            "dlbench.node.training.run",
-            "torch._dynamo",
-            "scipy.stats",
-            "pandas",
-        ),
-        *(f"dlbench.cli.{module}" for _, module, *_ in COMMANDS),
-    ]
-)
+# Nothing that starts threads: a fork would lose them.
+_FORKS.set_forkserver_preload(["tests.support.preloaded"])
 
 
 _AFTER_DEATH_S = 60.0

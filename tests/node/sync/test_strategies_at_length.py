@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from dlbench.jobs.scripts.launch import local_environments, resolve
-from dlbench.node import __main__ as node
-from dlbench.node.ranks import RankPlace, detect
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
-from tests.node.sync import test_strategies
 from tests.node.sync.test_strategies import every_plan
 from tests.support.forked_runs import mean_losses, planned
 from tests.support.forks import run_ranks
@@ -44,18 +39,16 @@ FOUR = {
 }
 
 
-def trained(
-    folder: Path, plans: Mapping[str, RunPlan], rank: Callable[[list[str]], int] = every_plan, *, reads: bool = False
-) -> tuple[dict[str, Run], list[Path]]:
+def trained(folder: Path, plans: Mapping[str, RunPlan], *, reads: bool = False) -> tuple[dict[str, Run], list[Path]]:
     """Valid runs of plans of equally many ranks; where asked for, each then reads the checkpoint of each, and the
-    files that say what differs. `rank`: what a rank does.
+    files that say what differs.
     """
     root, again = prepare_output(folder / "runs"), prepare_output(folder / "again")
     folders = [create(root, plan) for plan in plans.values()]
     lines = [f"TRAIN {one.plan}" for one in folders]
     reading = [create(again, plan).plan for plan in plans.values()] if reads else []
     lines += [f"READ {path} {' '.join(str(one.checkpoint(STEPS)) for one in folders)}" for path in reading]
-    codes, said = run_ranks(rank, lines, environments(next(iter(plans.values()))), folder)
+    codes, said = run_ranks(every_plan, lines, environments(next(iter(plans.values()))), folder)
     assert set(codes) == {0}, "\n".join(text[-4000:] for text in said)
     found = {run.plan.run_id: run for run in scan(root).runs}
     return {name: found[plan.run_id] for name, plan in plans.items()}, [
@@ -64,19 +57,12 @@ def trained(
 
 
 def environments(plan: RunPlan) -> list[dict[str, str]]:
-    return [resolve(one) for one in local_environments(plan, secrets.token_hex(8))]
-
-
-def on_two_nodes(arguments: list[str]) -> int:
-    """`every_plan` of a rank that takes this machine for two nodes, of half of the ranks each."""
-
-    def place(plan: RunPlan) -> RankPlace:
-        found = detect(plan)
-        node_rank, local_rank = divmod(found.rank, found.size // 2)
-        return replace(found, node_rank=node_rank, local_rank=local_rank, local_size=found.size // 2, num_nodes=2)
-
-    with patch.object(node, "detect", place), patch.object(test_strategies, "detect", place):
-        return every_plan(arguments)
+    """The variables of each rank: those of `dlbench run`, and those of srun for a plan of two nodes."""
+    ranks = [resolve(variables) for variables in local_environments(plan, secrets.token_hex(8))]
+    for rank, variables in enumerate(ranks):
+        local_rank = rank % plan.layout.ranks_per_node
+        variables |= {"SLURM_PROCID": str(rank), "SLURM_NTASKS": str(len(ranks)), "SLURM_LOCALID": str(local_rank)}
+    return ranks
 
 
 def require_same(runs: Mapping[str, Run]) -> None:
@@ -108,10 +94,16 @@ def test_ranks_on_two_nodes_share_by_node_and_by_layer(tmp_path: Path) -> None:
     plans = {}
     for name, words in FOUR.items():
         plan = planned("bert", *SHORT, "--ranks", "4", *words, "--out", tmp_path)[0][0]
-        if "by node" in name:  # which planning refuses on one node
+        # Planning for this machine refuses what needs two nodes.
+        launch = plan.system.launch.model_copy(update={"launcher": "srun-gloo"})
+        changes = {
+            "layout": plan.layout.model_copy(update={"nodes": 2}),
+            "system": plan.system.model_copy(update={"launch": launch}),
+        }
+        if "by node" in name:
             fsdp = plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})
-            plan = plan.model_copy(update={"engine": plan.engine.model_copy(update={"fsdp": fsdp})})
-        plans[name] = plan
-    runs, differing = trained(tmp_path, plans, on_two_nodes, reads=True)
+            changes["engine"] = plan.engine.model_copy(update={"fsdp": fsdp})
+        plans[name] = plan.model_copy(update=changes)
+    runs, differing = trained(tmp_path, plans, reads=True)
     require_same(runs)
     assert [json.loads(path.read_text()) for path in differing] == [[[]] * len(plans)] * len(plans)
