@@ -5,7 +5,7 @@ crops drawn beforehand, and makes dlbench's own calls to decode and to resize; t
 Pillow with the transforms of torch's ImageNet example, written out. Volumes: 128^3 in HDF5.
 
 NVIDIA DALI on the CPU, which needs no driver, is measured where it is installed, for example in a folder of its own:
-`pip install --target FOLDER nvidia-dali-cuda130 nvidia-nvimgcodec-cu13`, then with PYTHONPATH=FOLDER; numpy is then also its own.
+`pip install --target FOLDER nvidia-dali-cuda130 nvidia-nvimgcodec-cu13`, then PYTHONPATH=FOLDER (it has numpy, too).
 
 All ways take turns in the same files, which are in the page cache; times are CPU times, so that neighbours on a shared
 machine disturb less. With one loader process each they are those of that process and of the one that takes its batches.
