@@ -2,7 +2,10 @@
 
 Images: photographs of 500 x 375 pixels in a tree, crops to 224. The bare loop has the encoded images in memory and the
 crops drawn beforehand, and makes dlbench's own calls to decode and to resize; the script is torch's DataLoader over
-Pillow with the transforms of torch's ImageNet example, written out. Volumes: 128^3 in HDF5, as in `reader_rate`.
+Pillow with the transforms of torch's ImageNet example, written out. Volumes: 128^3 in HDF5.
+
+NVIDIA DALI on the CPU, which needs no driver, is measured where it is installed, for example in a folder of its own:
+`pip install --target FOLDER nvidia-dali-cuda130 nvidia-nvimgcodec-cu13`, then PYTHONPATH=FOLDER (it has numpy, too).
 
 All ways take turns in the same files, which are in the page cache; times are CPU times, so that neighbours on a shared
 machine disturb less. With one loader process each they are those of that process and of the one that takes its batches.
@@ -52,7 +55,7 @@ from dlbench.datasets.making.production import produce
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.density import VolumeReader, network_input
-from dlbench.node.data.images import decode_factor, open_images, resize, scaled_box, training_crop
+from dlbench.node.data.images import AREA, ASPECT, decode_factor, open_images, resize, scaled_box, training_crop
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.node_sharing import WorkerSlots
 from dlbench.node.data.reader import BatchReader, DataReader
@@ -88,12 +91,49 @@ def _images_of_one_core(tree: Path) -> Iterator[Figure]:
         "reader": _in_slots(open_images(tree, MODEL, SEED, training=True), IMAGES, BATCH),
         "reader, decode full": _in_slots(open_images(tree, MODEL, SEED, training=True, decoding="full"), IMAGES, BATCH),
     }
+    dali_loop, why = _dali(tree)
+    if dali_loop is not None:
+        loops["DALI"] = dali_loop
     speeds = _cpu_speeds(loops, IMAGES, ROUNDS)
     what = f"input, images 500x375 to {SIZE}, one core"
     yield from _rates(speeds, what, CPU_RATE)
     yield replace(_ratio(speeds, "reader", "bare loop", what, 0.9), reason=region_function()[1])
     yield _ratio(speeds, "reader", "bare loop, decode full", what)
     yield _ratio(speeds, "reader", "reader, decode full", what)
+    yield replace(_ratio(speeds, "reader", "DALI", what, 1.6), reason=why)
+
+
+def _dali(tree: Path) -> tuple[Loop | None, str]:
+    """Returns DALI's pipeline of the same crops and flips on the CPU, and its settings; or None, and why there is none.
+
+    Settings are the fastest of those tried that compute the same: decoding of whole images, queues of 1 and 3 batches,
+    synchronous execution, batches of 64 and 128 and reading without mapping were slower or equal.
+    """
+    try:
+        import nvidia.dali as dali
+        from nvidia.dali import fn, types
+    except ImportError as error:
+        return None, f"DALI is not installed ({error})"
+
+    @dali.pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, seed=SEED, prefetch_queue_depth=2)  # type: ignore[untyped-decorator]
+    def crops_and_labels() -> tuple[Any, Any]:
+        encoded, labels = fn.readers.file(file_root=str(tree), random_shuffle=True)
+        crops = fn.decoders.image_random_crop(
+            encoded, output_type=types.RGB, random_area=AREA, random_aspect_ratio=ASPECT, hw_decoder_load=0
+        )
+        # As the reader's: bilinear with anti-aliasing, 8-bit.
+        crops = fn.resize(crops, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_LINEAR, antialias=True)
+        return fn.flip(crops, horizontal=fn.random.coin_flip()), labels
+
+    pipeline = crops_and_labels()
+    pipeline.build()
+
+    def loop(_number: int) -> None:
+        for _ in range(IMAGES // BATCH):
+            pipeline.run()
+        _wait_for_rest()  # for its threads, which work ahead
+
+    return loop, f"DALI {dali.__version__}, image_random_crop, resize, flip; one thread, two batches ahead"
 
 
 def _round_of(batches: Iterator[None]) -> Loop:

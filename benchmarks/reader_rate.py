@@ -1,7 +1,7 @@
 """How fast samples become batches, against plain loops of the same decode calls, torch's DataLoader and WebDataset.
 
 All ways take turns over the same files, which are in the page cache: photographs of 500 x 375 pixels as a tree and as
-tar shards, and volumes of 128^3 in HDF5. In one process on one core, in CPU time of that process, so that neighbours on
+tar shards. In one process on one core, in CPU time of that process, so that neighbours on
 a shared machine disturb less; and with two reader processes each, in seconds. Crops are drawn anew in each round.
 
 DataLoader and WebDataset are given dlbench's own decode calls, so that only what stands around them differs; DataLoader
@@ -33,8 +33,6 @@ from benchmarks.figures import Figure, median_interval
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.making.image_recipes import PackRecipe, PhotoRecipe
 from dlbench.datasets.making.production import produce
-from dlbench.datasets.volumes import index_density
-from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import crop_box, open_images, training_image
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BatchReader, DataReader
@@ -59,7 +57,6 @@ def figures() -> Iterator[Figure]:
         web, why = _webdataset(folder / "packages")
         with one_core():
             yield from _images_of_one_core(folder, web, why)
-            yield from _volumes_of_one_core(folder)
         yield from _images_of_processes(folder, web, why)
 
 
@@ -149,27 +146,6 @@ def written_volumes(folder: Path) -> Path:
     return path
 
 
-def _volumes_of_one_core(folder: Path) -> Iterator[Figure]:
-    import h5py
-
-    path = written_volumes(folder)
-    index = index_density(path.parent)
-    # Locked by nobody: the product's reader has it open as well.
-    with h5py.File(path, locking=False) as file:
-        x, y = file["x"], file["y"]
-
-        def plain(_number: int) -> None:
-            for place in range(VOLUMES):
-                network_input(x[place])
-                np.asarray(y[place])
-
-        loops: dict[str, Loop] = {"plain loop": plain, "reader": _reader(VolumeReader(index), VOLUMES)}
-        speeds = _cpu_speeds(loops, VOLUMES)
-    what = f"HDF5 volumes of {EDGE}^3, one core"
-    yield from _rates(speeds, what, "volumes per CPU second")
-    yield _ratio(speeds, "reader", "plain loop", what, 0.9)
-
-
 def _images_of_processes(folder: Path, web: Any, why: str) -> Iterator[Figure]:
     """With reader processes, as training takes batches: in order, ahead of time."""
     model = ResNetModel(family="resnet", image_size=SIZE)
@@ -203,11 +179,12 @@ def _images_of_processes(folder: Path, web: Any, why: str) -> Iterator[Figure]:
 
 
 def _wait_for_rest() -> None:
-    """Returns when the processes of the way before have read ahead as far as they may."""
-    children = psutil.Process().children(recursive=True)
+    """Returns when processes and threads of the way before have read ahead as far as they may."""
+    process = psutil.Process()
+    readers = [process, *process.children(recursive=True)]
     before = -1.0
     for _ in range(100):
-        spent = sum(one.cpu_times().user + one.cpu_times().system for one in children)
+        spent = sum(reader.cpu_times().user + reader.cpu_times().system for reader in readers)
         if spent - before < 0.02:
             return
         before = spent

@@ -35,8 +35,8 @@ int dlbench_region(const unsigned char *data, unsigned long size, unsigned facto
         image.scale_denom = factor;
         image.out_color_space = JCS_RGB;
         jpeg_start_decompress(&image);
-        /* Colour is interpolated between pixels: the nearest block beyond an edge is needed, too. */
-        JDIMENSION margin = DCTSIZE * image.max_h_samp_factor, first = left > margin ? left - margin : 0;
+        /* Colour is interpolated between two of its pixels: the nearest one beyond an edge is needed, too. */
+        JDIMENSION margin = image.max_h_samp_factor, first = left > margin ? left - margin : 0;
         JDIMENSION end = right + margin < image.output_width ? right + margin : image.output_width;
         JDIMENSION width = end - first, bytes = 3 * (right - left);
         jpeg_crop_scanline(&image, &first, &width);
