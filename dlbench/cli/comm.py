@@ -228,7 +228,8 @@ def table_(
 
 
 @click.command(short_help="Predict the time of collectives from fitted costs.")
-@click.argument("network", type=FILE)
+@click.argument("network", type=FILE, required=False)
+@value_option("--topology", "FILE", "Topology (YAML) to predict from, instead of NETWORK.", type=FILE)
 @value_option("--ranks", "8,64", "Rank counts to predict for.", required=True)
 @value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
 @value_option("--leaf-size", "N", "Ranks per leaf switch (default: all on one switch).", type=int)
@@ -246,7 +247,8 @@ def table_(
 @value_option("--format format_name", None, "Output format.", "text", type=click.Choice(["text", "json"]))
 @click.option("--full", is_flag=True, help="Print every algorithm as text (default: the fastest per size).")
 def predict(
-    network: Path,
+    network: Path | None,
+    topology: Path | None,
     ranks: str,
     sizes: str,
     algorithms: str | None,
@@ -264,14 +266,20 @@ def predict(
     \b
     Examples:
       dlbench comm predict box.network.json --ranks 16 --group-size 4 --workload-bytes 94MB
+      dlbench comm predict --topology fat-tree.yaml --ranks 64 --sizes 1MiB:64MiB
     """
     require_modules("comm predict", "numpy", "scipy")
     from dlbench.comm.prediction_page import predictions_document
-    from dlbench.comm.predictions import PredictionRequest, predict_all
+    from dlbench.comm.predictions import CABLES, PredictionRequest, predict_all
+    from dlbench.perfmodels.topology import read_topology
     from dlbench.records.comm import read_network
-    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES
+    from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, NetworkModel
     from dlbench.specs.requests import parse_counts, parse_sizes
 
+    if (network is None) == (topology is None):
+        raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
+    if topology is not None and options["leaf_size"] is not None:
+        raise UserError("--leaf-size has no effect with --topology, which defines the leaf switches")
     _require_known("--collective", options["collective"], ALGORITHMS)
     _require_known("--dtype", dtype, ELEMENT_BYTES)
     precision = cast("Precision", dtype)
@@ -281,9 +289,14 @@ def predict(
         algorithms=tuple(algorithms.split(",") if algorithms else ()),
         sizes=parse_sizes(sizes, precision),
         dtype=precision,
+        topology=None if topology is None else read_topology(topology),
         **options,
     )
-    predictions = predict_all(read_network(network), counts, request)
+    if network is not None:
+        costs = read_network(network)
+    else:
+        costs = NetworkModel(system=str(topology), transport=CABLES)
+    predictions = predict_all(costs, counts, request)
     emit(predictions_document(predictions), format_name, None, full=full)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from dlbench.comm.predictions import LayoutPrediction, Predictions, Price, usable_series
+from dlbench.comm.predictions import CABLES, LayoutPrediction, Predictions, Price, usable_series
 from dlbench.comm.wording import COLLECTIVE_TITLES, RATE_SHARE, largest_text, ranges_text
 from dlbench.perfmodels.predictions import PRIOR_SCALE
 from dlbench.report.document import Document, Section
@@ -30,9 +30,11 @@ def predictions_document(predictions: Predictions) -> Document:
     """Returns the predictions at each layout."""
     network = predictions.network
     basis = "intervals over runs" if network.draws else "too few runs for intervals"
-    costs = f"the fitted costs of {network.system}, {network.transport}"
+    title = f"by the fitted costs of {network.system}, {network.transport} ({network.points_text}; {basis})"
+    if network.transport == CABLES:
+        title = f"by the cables of {network.system}; no figure is measured"
     return Document(
-        title=f"Predicted by {costs} ({network.points_text}; {basis})",
+        title=f"Predicted {title}",
         sections=tuple(_layout_section(predictions, prediction) for prediction in predictions.predictions),
         data=predictions,
         command="dlbench comm predict NETWORK --ranks N",

@@ -14,6 +14,8 @@ from dlbench.lazy import np
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import doublings_beyond, features, network_error, network_factors
 from dlbench.perfmodels.schedules import Layout
+from dlbench.perfmodels.topology import Cables
+from dlbench.perfmodels.topology import seconds as topology_seconds
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import (
     ALGORITHMS,
@@ -28,6 +30,8 @@ from dlbench.specs.comm import (
 )
 from dlbench.units import format_bytes
 
+CABLES = "cables"  # Name of the transport if a topology is priced.
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest:
@@ -41,6 +45,7 @@ class PredictionRequest:
     leaf_size: int | None = None  # Ranks below a leaf switch; None: all ranks are below one.
     shards: int | None = None
     workload_bytes: int | None = None  # Bytes of all gradients of a step.
+    topology: Cables | None = None  # Cables to price instead of fitted costs.
 
 
 class Price(NamedTuple):
@@ -63,7 +68,7 @@ class PredictedSeries:
     high: tuple[float, ...] | None
     phi: tuple[float, ...]
     """Flows that a link of the busiest level carries at once (the contention coefficient of Kahira et al., HPDC 2021),
-    by size, then for all gradients if they are given; empty for lines."""
+    by size, then for all gradients if they are given; empty for lines and cables."""
     beyond: str  # Reason why a line is an extrapolation at some of these sizes.
     workload_s: float | None  # Time of all gradients as one message.
     workload_low_s: float | None = None
@@ -148,6 +153,10 @@ class _Case:
     def price(self, name: str, num_bytes: int) -> Price:
         """Returns the predicted time, its interval by the network's draws times `network_factors`, and its phi."""
         collective, ranks = self.request.collective, self.layout.ranks
+        if self.request.topology is not None:
+            return Price(
+                topology_seconds(self.request.topology, collective, name, num_bytes, self.layout, **self.model)
+            )
         loads = features(collective, name, num_bytes, self.layout, self.network, **self.model)
         value = loads.seconds(self.network)
         phi = max(loads.phi.values(), default=1.0)
@@ -187,12 +196,13 @@ def _predict(case: _Case) -> LayoutPrediction:
     algorithms: tuple[str, ...] = ()
     extrapolated: tuple[str, ...] = ()
     model_error = None
-    if network.levels or request.algorithms:
+    if network.levels or request.topology is not None or request.algorithms:
         algorithms = permitted(request, layout)
         doublings = doublings_beyond(network, layout.ranks)
         if doublings:
             model_error = max(network_error(network, size).factor(doublings, 0.95) for size in sizes)
-        extrapolated = _beyond(network.fitted_over, layout, sizes)
+        if request.topology is None:
+            extrapolated = _beyond(network.fitted_over, layout, sizes)
     series = [_modelled(case, name) for name in algorithms]
     if request.collective == "allreduce" and not request.algorithms:
         # Libraries' all-reduces that were measured at this rank count.

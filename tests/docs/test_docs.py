@@ -16,6 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from dlbench.cli import cli
+from dlbench.perfmodels.topology import read_topology
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
 from dlbench.specs.choices import Choices, Ladder, WorkloadFile, choose, choose_system
@@ -332,6 +333,9 @@ def test_yaml_examples_are_valid(page: str, body: str, tmp_path: Path) -> None:
     path.write_text(body, encoding="utf-8")
     if "format: dlbench.system" in body:
         choose_system(str(path), {})
+        return
+    if body.startswith("kind: "):
+        read_topology(path)
         return
     if "format: dlbench.anchors" in body:
         AnchorFile.model_validate(read_yaml(path))
