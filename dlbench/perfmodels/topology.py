@@ -26,7 +26,6 @@ from pydantic import Field, ValidationError
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.algorithms import Numbers, Pattern, patterns, rank_leaves
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
-from dlbench.removed import removed_key
 from dlbench.specs.base import Count, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.comm import DEDICATED_SERVERS, LEVELS, Collective, LevelName
 from dlbench.specs.files import read_yaml
@@ -283,9 +282,6 @@ def read_topology(path: Path) -> Cables:
     """
     content = read_yaml(path)
     kind = content.pop("kind", None)
-    removed = removed_key(("kind",), kind)
-    if removed is not None:
-        raise UserError(f"{path}: kind: {kind} {removed}")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
     try:
