@@ -80,7 +80,7 @@ SAID: dict[tuple[str, str], float] = {
     **{(kind, "two states"): 0.91 for kind in ("mean of runs", "ratio without pairs, a quiet other side")},
     **{(kind, "one-sided"): 0.87 for kind in ("mean of runs", "ratio without pairs, a quiet other side")},
 }
-"""What is said beside 95 % of intervals by Student's t of one side's noise (`dlbench.report.wording.INTERVALS`)."""
+"""What is said beside 95 % of intervals by Student's t of one side's noise (`intervals` of reports/methods.yaml)."""
 ONE_SIDED_RANGE = 0.06
 """What the range of few values lacks of its level where noise is one-sided, as `docs/measuring.md` says."""
 

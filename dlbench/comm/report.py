@@ -51,7 +51,7 @@ from dlbench.perfmodels.algorithms import counts
 from dlbench.records.comm import CommPoint, CommRecord, CommRun, CommScan
 from dlbench.report.document import BaseReport, ListedRun, definitions, without_figure
 from dlbench.report.table import column
-from dlbench.report.wording import INTERVALS, runs_text
+from dlbench.report.wording import runs_text
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import ELEMENT_BYTES, POOR_MEDIAN, POOR_WORST, Collective
 from dlbench.stats.estimates import MIN_RUNS
@@ -142,11 +142,9 @@ def assemble(scan: CommScan) -> CollectivesReport:
         environment=tuple(side_by_side(environments_of(measured)).common.items()),
         methods=definitions(
             "comm",
-            intervals=INTERVALS,
             poor_median=POOR_MEDIAN,
             poor_worst=POOR_WORST,
             stay_within=STAY_WITHIN,
-            min_runs=MIN_RUNS,
             cost_words=COST_WORDS,
         ),
     )

@@ -15,7 +15,7 @@ from dlbench.gate.verdicts import Rule, TTest, overall
 from dlbench.report.document import definitions
 from dlbench.report.table import Cell, times_cell, unit_cell
 from dlbench.report.wording import place_text, runs_text, sentence, value_text, within_text
-from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdict_words import FLOOR as FLOOR_WORDS
 from dlbench.stats.verdict_words import GATE_ORDER
 from dlbench.units import first_of, whole_seconds
@@ -158,7 +158,6 @@ def methods(
         "level": share_text(rule.level),
         "tolerance": share_text(rule.tolerance),
         "factor": 1 + rule.tolerance,
-        "min_runs": MIN_RUNS,
     }
     kinds = {metric.is_floor for _, metric in _gated(points)}
     floor, level = definitions("gate-floor", **values)

@@ -12,6 +12,7 @@ from dlbench.report.charts import Chart
 from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
 from dlbench.report.wording import cleaned, runs_text
 from dlbench.specs.files import read_yaml
+from dlbench.stats.estimates import MIN_RUNS
 
 Level = Literal["answer", "evidence", "appendix"]  # Read at once; if the headline is of interest; looked up.
 
@@ -155,9 +156,10 @@ class BaseReport:
 
 
 def definitions(subject: str, **values: object) -> tuple[tuple[str, str], ...]:
-    """Returns title and text of each method of a kind of report, with these values for the names in braces."""
-    texts = read_yaml(bundled.folder("reports") / "methods.yaml")[subject]
-    return tuple((title, text.format(**values)) for title, text in texts.items())
+    """Returns title and text of each method of a kind of report; `values` are for the names in braces."""
+    tables = read_yaml(bundled.folder("reports") / "methods.yaml")
+    values |= {"min_runs": MIN_RUNS, "intervals": tables["intervals"].format(min_runs=MIN_RUNS)}
+    return tuple((title, text.format(**values)) for title, text in tables[subject].items())
 
 
 def methods_section(

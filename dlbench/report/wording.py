@@ -38,17 +38,6 @@ _DROPPED = {"Cc", "Cf", "Cs"}
 _FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}  # Factors by printed unit.
 _MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
 
-INTERVALS = (
-    f"With {MIN_RUNS} runs or more, the interval of a median lies between two of the ordered runs, at a level of 95 % "
-    "or the next above (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by "
-    "Student's t (ratios on logarithms; Welch's without pairs). It contains the true value in 91 to 97 % of cases if a "
-    "machine has two states, and for a mean in 87 to 92 % if noise only slows runs; a slow state that no run met is in "
-    "no interval. Intervals of one session (one Slurm job, or runs of one day and one boot of the machine) hold for "
-    "this session, if runs drift less than they scatter: they do not include differences between sessions. If a figure "
-    "names sessions, its interval is made of sessions, also from 5 on."
-)
-"""Text on intervals over runs, for the methods of every document."""
-
 
 def clean(text: str, limit: int = 2000) -> str:
     """Returns foreign text on one line, without control or bidirectional characters, of limited length."""

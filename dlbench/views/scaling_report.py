@@ -30,10 +30,9 @@ from dlbench.records.registry import KEYS, data_title, precision
 from dlbench.records.scan import Run, Scan
 from dlbench.report.document import BaseReport, Document, Missing, Section, definitions, methods_section, remark
 from dlbench.report.views import Views, collect
-from dlbench.report.wording import INTERVALS, basis_text, clean, figure_text, place_text, ranks_text, span_text
+from dlbench.report.wording import basis_text, clean, figure_text, place_text, ranks_text, span_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import engine_title
-from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import plural
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.doubts import group_doubts
@@ -310,7 +309,7 @@ def assemble(
         runs=run_rows(scan, table),
         damaged=tuple(dict.fromkeys((*table.damaged, *damaged_samples))),
         environment=environment_of(list(table.runs.values())),
-        methods=definitions("scaling", intervals=INTERVALS, min_runs=MIN_RUNS),
+        methods=definitions("scaling"),
         missing=not_shown(groups),
     )
     return dataclasses.replace(report, missing=(*report.missing, *views.missing_of_report(report)))
