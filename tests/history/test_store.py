@@ -29,7 +29,7 @@ from dlbench.cli.report import runs_at
 from dlbench.errors import RunError, UserError
 from dlbench.history import importing as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, from_line, matches, parse_where, to_line
-from dlbench.history.history import History
+from dlbench.history.history import SPARE_LINES, History
 from dlbench.history.importing import content_digest, make_entries, open_history
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
@@ -291,10 +291,11 @@ def renamed(path: Path) -> None:
         (Path.unlink, False),
         (lambda path: path.write_bytes(b""), True),
         (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), True),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), True),
         (lambda path: path.write_text(path.read_text().replace('"workload"', '"of_another"', 1)), True),
         (renamed, True),
     ],
-    ids=["no file", "empty", "truncated", "other fields", "other version"],
+    ids=["no file", "empty", "truncated", "no end of line", "other fields", "other version"],
 )
 def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], object], is_told: bool) -> None:
     before = open_history(store).entries()
@@ -306,6 +307,16 @@ def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], object]
     notes.clear()
     assert open_history(store, notify=notes.append).entries() == before
     assert notes == []
+
+
+def test_an_index_of_many_short_lines_is_written_anew(store: Path, tmp_path: Path) -> None:
+    index = store / "index.jsonl"
+    head, *lines = index.read_text().splitlines(keepends=True)
+    index.write_text(head + "".join(lines * (SPARE_LINES + 1)))
+    history = open_history(store)
+    assert verdicts(import_folder(history, write_runs(tmp_path / "runs", 1, first=20))) == ["imported"]
+    assert len(index.read_text().splitlines()) == 2
+    assert open_history(store).entries() == history.entries()
 
 
 def test_folders_that_come_and_go_are_noticed(store: Path, tmp_path: Path) -> None:
