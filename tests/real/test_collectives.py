@@ -178,7 +178,7 @@ def test_every_algorithm_is_right_and_counted_exactly_over_gloo(over_gloo: dict[
     check_all_algorithms(over_gloo["every algorithm"], 4, 2, GLOO_ELEMENTS)
 
 
-MPI_ELEMENTS = [1, 3, 100, 40_001]
+MPI_ELEMENTS = [1, 3, 100, 10_001]
 
 
 @pytest.fixture(scope="module")

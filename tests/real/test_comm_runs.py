@@ -168,6 +168,8 @@ def test_a_job_of_two_nodes(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
     submitted = cli(
         *("comm", "submit", "--system", "box", "--nodes", "2", "--ranks-per-node", "2", "--launcher", "srun-gloo"),
         *("--algorithms", "ring,hierarchical", "--backends", "gloo", "--sizes", "4KiB", "--iterations", "3"),
+        # Where others spin, processes may wait for a core for the default minute: Linux 6.18 has noted 59 s.
+        *("--timeout", "240"),
         **slurm_box.environment,
     )
     assert submitted.returncode == 0, submitted.stderr

@@ -580,29 +580,25 @@ def test_sbatch_by_hand_is_the_same_job_as_by_dlbench_submit(
     assert not [pair for pair in environments[1] if pair.startswith(("OF_THE_SHELL", "NCCL_ALGO"))]
 
 
-@pytest.mark.parametrize(
-    "request_", ["gres", "gpus-per-task", pytest.param("gpus-per-node", marks=pytest.mark.nightly)]
-)
-def test_ranks_on_a_shared_node_are_shown_the_gpus_of_their_job(
-    cli: Cli, slurm_folder: Path, tmp_path: Path, request_: str
-) -> None:
+def test_ranks_on_a_shared_node_are_shown_the_gpus_of_their_job(cli: Cli, slurm_folder: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"  # stands for that of the nodes
     python.write_text(
         '#!/bin/bash\nfor plan; do :; done\necho "$CUDA_VISIBLE_DEVICES" >"${plan%/*}/gpus-$SLURM_PROCID"\n'
     )
     python.chmod(0o755)
-    asked = {"slurm.gpu_request": request_, "node.gpus": 4, "node.cores": 2, "python": python}
+    asked = {"node.gpus": 4, "node.cores": 2, "python": python}
     sets = [word for key, value in asked.items() for word in ("--set", f"system.{key}={value}")]
     with Box.start(slurm_folder, nodes=1, cpus_per_node=4, has=Equipment(gres=("gpu:4",))) as box:
         words = ("sbatch", "--gres=gpu:2", "--output=/dev/null", "--wrap", "sleep 300")
         subprocess.run(words, env={**os.environ, **box.environment}, cwd=tmp_path, check=True, timeout=120)
-        done = cli(
-            *SUBMIT, "--launcher", "srun-gloo", "--nodes", "1", "--ranks-per-node", "2", *sets, **box.environment
-        )
-        assert done.returncode == 0, done.stderr
-        cli("wait", tmp_path / "runs", "--timeout", "120s", "--every", "1s", **box.environment)
-    (run,) = scan(tmp_path / "runs").runs
-    assert [(run.folder.path / f"gpus-{rank}").read_text() for rank in (0, 1)] == ["2,3\n", "2,3\n"]
+        for request in ("gres", "gpus-per-task", "gpus-per-node"):
+            out = tmp_path / request
+            words = (*SUBMIT, "--launcher", "srun-gloo", "--nodes", "1", "--ranks-per-node", "2", "--out", str(out))
+            done = cli(*words, *sets, "--set", f"system.slurm.gpu_request={request}", **box.environment)
+            assert done.returncode == 0, done.stderr
+            cli("wait", out, "--timeout", "120s", "--every", "1s", **box.environment)
+            (run,) = scan(out).runs
+            assert [(run.folder.path / f"gpus-{rank}").read_text() for rank in (0, 1)] == ["2,3\n", "2,3\n"], request
 
 
 def test_ranks_of_another_version_refuse_the_plan(cli: Cli, slurm_box: Box, tmp_path: Path) -> None:
