@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.figures import Figure, median_interval
+from benchmarks.figures import Figure, Interval, median_interval
 from benchmarks.known_loops import lacking
 
 ROUNDS, STEPS, BATCH, EDGE = 7, 15, 8, 64  # Steps, batch and edge of images of ResNet-50 in preset ci.
@@ -61,8 +61,14 @@ def figures() -> Iterator[Figure]:
             samplers.append(sampler)
     ratios = [rank / plain for rank, plain in zip(ranks, scripts, strict=True)]
     middles = f"{median_interval(ranks).value:.0f} over {median_interval(scripts).value:.0f} MB"
-    yield Figure.of(ratios, **about, goal="at most 1.02", met=lambda ratio: ratio.high <= 1.02, reason=middles)
+    yield Figure.of(ratios, **about, goal="at most 1.02", met=_verdict, reason=middles)
     yield Figure.of(samplers, name="peak memory of the sampler of a node", unit="MB", goal="measured")
+
+
+def _verdict(ratio: Interval) -> bool | None:
+    if ratio.low <= 1.02 < ratio.high:
+        return None
+    return ratio.high <= 1.02
 
 
 def _peak_mb(command: Sequence[str], *modules: str) -> list[float]:
