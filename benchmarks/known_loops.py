@@ -147,17 +147,8 @@ def against(loop: Loop, workload: str, ranks: int, device: str, pairs: int = PAI
         (plan,) = expand(request, machine_cores=len(os.sched_getaffinity(0)))
         run = create(prepare_output(folder / "runs"), plan)
         out = folder / "ratios.json"
-        command = [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "benchmarks.known_loops",
-            str(run.plan),
-            str(out),
-            loop.kind,
-            str(pairs),
-        ]
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.known_loops"]
+        command += [str(run.plan), str(out), loop.kind, str(pairs)]
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         environments = [
             {**os.environ, **hidden, **variables} for variables in local_environments(plan, secrets.token_hex(8))
@@ -234,18 +225,8 @@ def axis(
     name = f"{workload} ci{many}, {key} {value} over {plain}{''.join(f', {one}' for one in others)}"
     about = {"name": name, "unit": "ratio of throughputs", "goal": "measured"}
     with tempfile.TemporaryDirectory() as out:
-        words = [
-            "run",
-            workload,
-            "--preset",
-            "ci",
-            "--engine",
-            engine,
-            "--ranks",
-            str(ranks),
-            "--repeats",
-            str(REPEATS),
-        ]
+        words = ["run", workload, "--preset", "ci", "--engine", engine, "--ranks", str(ranks)]
+        words += ["--repeats", str(REPEATS)]
         words += ["--sweep", f"{key}={plain},{value}", "--out", out, "--no-progress"]
         words += [word for setting in others for word in ("--set", setting)]
         done = subprocess.run(

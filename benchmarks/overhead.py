@@ -77,16 +77,8 @@ def _by_blocks(workload: str) -> Iterator[Figure]:
 def _command(workload: str, out: Path) -> list[str]:
     command = [sys.executable, "-m", "dlbench", "run", workload, "--preset", "ci", "--ranks", "2", "--engine", "ddp"]
     command += ["--data", "synthetic", "--set", "layout.cores_per_rank=1", "--set", "measure.measured_steps=100000"]
-    return [
-        *command,
-        "--set",
-        "measure.warmup_steps=4",
-        "--set",
-        f"watch.period_s={1 / FASTER}",
-        "--out",
-        str(out),
-        "--no-progress",
-    ]
+    command += ["--set", "measure.warmup_steps=4", "--set", f"watch.period_s={1 / FASTER}"]
+    return [*command, "--out", str(out), "--no-progress"]
 
 
 def _take_turns(process: subprocess.Popen[bytes], out: Path) -> list[Block]:

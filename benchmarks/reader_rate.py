@@ -1,16 +1,12 @@
-"""How fast samples become batches, against plain loops of the same decode calls, torch's DataLoader and WebDataset.
+"""How fast samples become batches, against torch's DataLoader and WebDataset with dlbench's own decode calls, so that
+only what stands around them differs.
 
 All ways take turns over the same files, which are in the page cache: photographs of 500 x 375 pixels as a tree and as
-tar shards. In one process on one core, in CPU time of that process, so that neighbours on
-a shared machine disturb less; and with two reader processes each, in seconds. Crops are drawn anew in each round.
-
-DataLoader and WebDataset are given dlbench's own decode calls, so that only what stands around them differs; DataLoader
-also as scripts have it, with Pillow.
+tar shards; with two reader processes each, in seconds. `input_rate` has what one core reads.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import random
@@ -33,9 +29,8 @@ from benchmarks.figures import Figure, median_interval
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.making.image_recipes import PackRecipe, PhotoRecipe
 from dlbench.datasets.making.production import produce
-from dlbench.node.data.images import crop_box, open_images, training_image
+from dlbench.node.data.images import open_images, training_image
 from dlbench.node.data.loader import LoadedSource
-from dlbench.node.data.reader import BatchReader, DataReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.specs.workload import ResNetModel
 
@@ -55,8 +50,6 @@ def figures() -> Iterator[Figure]:
         produce(PhotoRecipe(train_images=IMAGES, validation_images=0), folder / "tree")
         produce(PackRecipe(train=folder / "tree" / "train"), folder / "tar")
         web, why = _webdataset(folder / "packages")
-        with one_core():
-            yield from _images_of_one_core(folder, web, why)
         yield from _images_of_processes(folder, web, why)
 
 
@@ -73,28 +66,6 @@ def one_core() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Pillow(Dataset[Any]):
-    """What a script without further libraries does: Pillow decodes, crops, resizes and mirrors; torch collates."""
-
-    def __init__(self, folder: Path) -> None:
-        self._images = open_image_set(folder)
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return IMAGES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        from PIL import Image
-
-        generator = np.random.default_rng([SEED, self.epoch, index])
-        with Image.open(io.BytesIO(self._images.read(index))) as opened:
-            image = opened.convert("RGB")
-        image = image.crop(crop_box(*image.size, generator)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-        if generator.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.array(image)), self._images.label(index)
-
-
 def _webdataset(packages: Path) -> tuple[Any, str]:
     """WebDataset, installed for this bench alone if need be; or why not."""
     try:
@@ -109,27 +80,6 @@ def _webdataset(packages: Path) -> tuple[Any, str]:
         sys.path.insert(0, str(packages))
         import webdataset
     return webdataset, ""
-
-
-def _images_of_one_core(folder: Path, web: Any, why: str) -> Iterator[Figure]:
-    model = ResNetModel(family="resnet", image_size=SIZE)
-    tree, tar = folder / "tree" / "train", folder / "tar" / "train"
-    loops: dict[str, Loop] = {"plain loop, tree": _plain(tree), "plain loop, tar": _plain(tar)}
-    for name, path in (("tree", tree), ("tar", tar)):
-        loops[f"reader, {name}"] = _reader(open_images(path, model, SEED, training=True), IMAGES)
-        loops[f"DataLoader, {name}"] = _data_loader(_Decoding(path))
-    loops["DataLoader over Pillow, tree"] = _data_loader(Pillow(tree))
-    if web is not None:
-        loops["WebDataset, tar"] = _loop_of(_web(web, tar, workers=0))
-    speeds = _cpu_speeds(loops, IMAGES)
-    what = f"500x375 to {SIZE}, one core"
-    yield from _rates(speeds, what, "images per CPU second")
-    yield _ratio(speeds, "reader, tree", "plain loop, tree", what, 0.9)
-    yield _ratio(speeds, "reader, tar", "plain loop, tar", what, 0.9)
-    yield _ratio(speeds, "reader, tree", "DataLoader, tree", what)
-    yield _ratio(speeds, "reader, tree", "DataLoader over Pillow, tree", what, 1.0)
-    yield _ratio(speeds, "reader, tar", "DataLoader, tar", what)
-    yield _ratio(speeds, "reader, tar", "WebDataset, tar", what, why=why)
 
 
 def written_volumes(folder: Path) -> Path:
@@ -156,11 +106,11 @@ def _images_of_processes(folder: Path, web: Any, why: str) -> Iterator[Figure]:
     ways: dict[str, Iterator[Any]] = {
         "reader, tree": sources[0],
         "reader, tar": sources[1],
-        "DataLoader, tree": _endless(_loader(_Decoding(tree), WORKERS)),
-        "DataLoader, tar": _endless(_loader(_Decoding(tar), WORKERS)),
+        "DataLoader, tree": _endless(_loader(_Decoding(tree))),
+        "DataLoader, tar": _endless(_loader(_Decoding(tar))),
     }
     if web is not None:
-        ways["WebDataset, tar"] = _endless(_web(web, tar, workers=WORKERS))
+        ways["WebDataset, tar"] = _endless(_web(web, tar))
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     try:
         for number in range(ROUNDS + 1):
@@ -232,28 +182,6 @@ def _ratio(
     return Figure(name=name, value=value, low=low, high=high, n=len(ratios), unit="ratio of speeds", goal=told, met=met)
 
 
-def _plain(folder: Path) -> Loop:
-    """Reads and decodes one image after another, and nothing else."""
-    images = open_image_set(folder)
-
-    def loop(number: int) -> None:
-        for index in range(IMAGES):
-            training_image(images.read(index), SIZE, np.random.default_rng([SEED, number, index]))(None)
-
-    return loop
-
-
-def _reader(reader: DataReader, samples: int) -> Loop:
-    """The product's reader, batches included, as a loader process runs it."""
-    batches = BatchReader(reader, "stop")
-
-    def loop(number: int) -> None:
-        for first in range(0, samples, BATCH):
-            batches[[(number, index) for index in range(first, min(first + BATCH, samples))]]
-
-    return loop
-
-
 class _Decoding(Dataset[Any]):
     """A plain dataset of torch with dlbench's decode calls; the crop is drawn from numpy's global generator."""
 
@@ -272,24 +200,20 @@ def _generator() -> np.random.Generator:
     return np.random.default_rng(random.getrandbits(64))
 
 
-def _loader(dataset: Dataset[Any], workers: int) -> DataLoader[Any]:
+def _loader(dataset: Dataset[Any]) -> DataLoader[Any]:
     return DataLoader(
         dataset,
         batch_size=BATCH,
         shuffle=True,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        worker_init_fn=_one_thread if workers else None,
-        multiprocessing_context="forkserver" if workers else None,
+        num_workers=WORKERS,
+        persistent_workers=True,
+        worker_init_fn=_one_thread,
+        multiprocessing_context="forkserver",
     )
 
 
 def _one_thread(_worker: int) -> None:
     torch.set_num_threads(1)
-
-
-def _data_loader(dataset: Dataset[Any]) -> Loop:
-    return _loop_of(_loader(dataset, 0))
 
 
 def _loop_of(batches: Any) -> Loop:
@@ -304,7 +228,7 @@ def _endless(batches: Any) -> Iterator[Any]:
     return itertools.chain.from_iterable(itertools.repeat(batches))
 
 
-def _web(web: Any, folder: Path, *, workers: int) -> Any:
+def _web(web: Any, folder: Path) -> Any:
     """WebDataset over the shards, shuffled in a buffer of one batch, with the same decode calls."""
     shards = sorted(map(str, folder.glob("*.tar")))
     dataset = (
@@ -315,12 +239,10 @@ def _web(web: Any, folder: Path, *, workers: int) -> Any:
         .map_tuple(_decoded, int)
         .batched(BATCH)
     )
-    if not workers:
-        return dataset
     return web.WebLoader(
         dataset,
         batch_size=None,
-        num_workers=workers,
+        num_workers=WORKERS,
         persistent_workers=True,
         worker_init_fn=_one_thread,
         multiprocessing_context="forkserver",

@@ -1,4 +1,4 @@
-"""The spine's figures: what recording costs, how light the command line is, how long `make demo` takes."""
+"""The spine's figures: what recording costs, how light the command line and a rank are, how long `make demo` takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import known_loops
+from benchmarks import known_loops, rank_memory
 from benchmarks.figures import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +23,7 @@ def measure() -> Iterator[Figure]:
     yield from help_cost()
     yield from known_loops.figures()
     yield from known_loops.compiled()
+    yield from rank_memory.figures()
     yield from demo_time()
 
 

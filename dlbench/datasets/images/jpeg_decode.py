@@ -37,7 +37,7 @@ _END = b"\xff\xd9"  # end of an image; within coded data 0xff is followed by 0 o
 _TAIL = 1024  # bytes at the end of a file that may contain the end of the image; some cameras write a few after it
 _REUSED_BYTES = 4 << 20
 """Largest crop that is decoded into memory used again, which stays in a core's caches and needs no new pages from the
-kernel: decoding and resizing a crop of 500 x 375 pixels takes a tenth less time (measured)."""
+kernel: crops of 500 x 375 pixels took a tenth less CPU time in a bare loop, 2 % less in the reader (measured)."""
 _HARMLESS = "extraneous bytes before marker"
 """libjpeg's warning about bytes between two segments of a file: some old cameras write them, the image is complete."""
 
