@@ -343,7 +343,7 @@ class TrainSpec(Spec):
 
     @property
     def saves_memory(self) -> bool:
-        """Whether a method saves device memory: for activations, or an update on the host."""
+        """Returns whether a method saves device memory: for activations, or an update on the host."""
         return not self.is_in_core or self.optimizer_state == "host" or self.activation_budget is not None
 
     @property
