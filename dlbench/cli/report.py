@@ -233,13 +233,10 @@ def report(
     """
     csv_table = None if table == LIST else table
     chosen = prepared("report", output, format_name, table=csv_table)
+    from dlbench.records.comm import read_network
     from dlbench.views.scaling_report import assemble, document_of
 
-    costs = None
-    if network is not None:
-        from dlbench.records.comm import read_network
-
-        costs = read_network(network)
+    costs = None if network is None else read_network(network)
     # Records have no cycles and live to the end; searching them for cycles would take a fifth of the reading time.
     gc.disable()
     try:

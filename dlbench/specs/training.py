@@ -342,6 +342,11 @@ class TrainSpec(Spec):
         return self.recompute == "none" and self.swap == "none"
 
     @property
+    def saves_memory(self) -> bool:
+        """Returns whether a method saves device memory: for activations, or an update on the host."""
+        return not self.is_in_core or self.optimizer_state == "host" or self.activation_budget is not None
+
+    @property
     def swaps(self) -> bool:
         return self.swap != "none"
 

@@ -1,4 +1,6 @@
-"""The scaling report: one folder or module for each subject."""
+"""The scaling report: one package or module for each subject."""
 
-OTHER_REPORTS = frozenset({"command_reports", "layer_parts", "out_of_core.plan", "storage"})
-"""Modules with reports of other commands: they hold no view, and the scaling report does not import them."""
+NO_VIEW = frozenset({"command_reports", "layer_parts", "storage", "out_of_core.numbers", "out_of_core.plan"})
+NO_VIEW |= {"out_of_core.view", "sweep.charts", "sweep.choice", "sweep.numbers", "sweep.settings", "sweep.updates"}
+NO_VIEW |= {"sweep.view"}
+"""Modules that hold no view and that the scaling report imports only if it shows them, or not at all."""

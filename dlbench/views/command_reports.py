@@ -29,8 +29,9 @@ from dlbench.views.scaling import loss_text
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.stalls import StallsView
 from dlbench.views.stragglers import SlowNodesView, StragglersView
+from dlbench.views.sweep import SweepView
 from dlbench.views.sweep.numbers import Sweep
-from dlbench.views.sweep.view import SweepView, goal_lines
+from dlbench.views.sweep.view import goal_lines
 from dlbench.views.telemetry import DetailedTelemetryView
 from dlbench.views.time_to_train import TimeToTrainView, TrainingQuestion
 

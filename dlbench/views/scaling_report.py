@@ -274,7 +274,7 @@ def condition_text(name: str, value: str) -> str:
 @functools.cache
 def scaling_views() -> Views:
     """Returns all views of the scaling report, in the order of its page."""
-    return collect(dlbench.views, without=dlbench.views.OTHER_REPORTS)
+    return collect(dlbench.views, without=dlbench.views.NO_VIEW)
 
 
 def assemble(

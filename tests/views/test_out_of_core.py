@@ -17,9 +17,10 @@ from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
 from dlbench.report.charts import ReportSubject
+from dlbench.views.out_of_core import OutOfCoreView
 from dlbench.views.out_of_core.numbers import MethodComparison, MethodPoint, out_of_core
 from dlbench.views.out_of_core.plan import lanes_chart
-from dlbench.views.out_of_core.view import OutOfCoreView, method_charts
+from dlbench.views.out_of_core.view import method_charts
 from dlbench.views.peak_memory import HeldPoint, Memory
 from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps

@@ -204,7 +204,9 @@ def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[MethodCompari
     """Returns all sets of runs that differ only in method and batch, if one has a method; ordered as the groups."""
     sets = group_by(groups, lambda group: averaged_id(_without_method(group.sample)))
     return tuple(
-        _compared(digest, members, groups, table) for digest, members in sets.items() if any(map(_has_method, members))
+        _compared(digest, members, groups, table)
+        for digest, members in sets.items()
+        if any(member.sample.plan.workload.train.saves_memory for member in members)
     )
 
 
@@ -212,11 +214,6 @@ def _without_method(run: Run) -> Run:
     """Returns a run as if it trained in core with batches of one sample."""
     neutral = {key: TrainSpec.model_fields[key].default for key in METHOD_KEYS}
     return with_train(run, {**neutral, "memory": MemorySpec(), "batch_per_rank": 1, "gradient_accumulation": 1})
-
-
-def _has_method(group: Group) -> bool:
-    train = group.sample.plan.workload.train
-    return not train.is_in_core or train.optimizer_state == "host" or train.activation_budget is not None
 
 
 def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> MethodComparison:

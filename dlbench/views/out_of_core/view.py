@@ -1,4 +1,4 @@
-"""The view `out-of-core`: methods for activations side by side."""
+"""Words, tables and charts of methods for activations side by side."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
-from dlbench.views.model import Report, ReportSource, ReportView, place_of
-from dlbench.views.next_step import rerun
+from dlbench.views.model import place_of
 from dlbench.views.out_of_core.numbers import (
     COLOURS,
     OTHER_COLOUR,
@@ -23,10 +22,8 @@ from dlbench.views.out_of_core.numbers import (
     Gain,
     MethodComparison,
     MethodPoint,
-    out_of_core,
 )
 
-TITLE = "Out of core"
 MAX_GAINS = 4  # Rank counts and batches with a sentence on the gain, the largest ones; the tables have all.
 
 _MORE_COLOURS = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Colours of further methods with one title.
@@ -185,32 +182,8 @@ def method_charts(comparison: MethodComparison, number: int) -> list[Chart]:
     return [chart]
 
 
-class OutOfCoreView(ReportView):
-    """The cost of recomputing and swapping, and the batches that they make possible."""
-
-    id = "out-of-core"
-    title = TITLE
-    key = "out_of_core"
-    after = "large-batch"
-
-    def numbers(self, source: ReportSource) -> tuple[MethodComparison, ...]:
-        return out_of_core(source.groups, source.table)
-
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        comparisons = report.all_of(MethodComparison)
-        return tuple(_section(comparison, number) for number, comparison in enumerate(comparisons, 1))
-
-    def remedy(self, report: Report) -> str:
-        if not report.groups:
-            return ""
-        group = report.groups[0]
-        batch = group.baseline.batch_per_rank
-        settings = "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity=50%"
-        command = rerun(group, f"{settings} --sweep train.batch_per_rank={batch},{2 * batch}")
-        return f"no run recomputes or swaps activations; {command} does."
-
-
-def _section(comparison: MethodComparison, number: int) -> Section:
+def method_section(comparison: MethodComparison, title: str, number: int) -> Section:
+    """Returns the section of a set of runs that differ in the method, the `number`-th."""
     points = comparison.points
     words = tuple(_words(comparison))
     notes = []
@@ -226,7 +199,7 @@ def _section(comparison: MethodComparison, number: int) -> Section:
         sheets.insert(0, limit_sheet(comparison))
     return Section(
         id=f"out-of-core-{number}",
-        title=TITLE if number == 1 else f"{TITLE} ({number})",
+        title=title if number == 1 else f"{title} ({number})",
         caption=f"{comparison.label}.",
         headline=_headline(comparison),
         words=words,

@@ -11,10 +11,10 @@ from dlbench.report.table import Cell, Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import place_text, ranks_text, times_value
 from dlbench.stats.verdict_words import LADDER_STEP
 from dlbench.units import first_of, format_seconds
-from dlbench.views.model import Report, ReportSource, ReportView
+from dlbench.views.model import Report
 from dlbench.views.sweep.charts import overlap_charts, settings_charts
 from dlbench.views.sweep.choice import loss_text, strategy_words
-from dlbench.views.sweep.numbers import SettingLevel, Sweep, SweepCell, SweptAxis, sweeps
+from dlbench.views.sweep.numbers import SettingLevel, Sweep, SweepCell, SweptAxis
 from dlbench.views.sweep.settings import COSTS, SweptSetting, short_keys
 from dlbench.views.sweep.updates import update_charts, updates_sheet
 
@@ -148,43 +148,27 @@ def goal_lines(cell: SweepCell) -> list[str]:
     return lines
 
 
-class SweepView(ReportView):
-    """Settings compared."""
-
-    id = "sweep"
-    title = "Settings compared"
-    key = "sweeps"
-    after = "summary"
-
-    def numbers(self, source: ReportSource) -> tuple[Sweep, ...]:
-        return sweeps(source.table)
-
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        return tuple(self._section(sweep, report) for sweep in report.all_of(Sweep))
-
-    def _section(self, sweep: Sweep, report: Report) -> Section:
-        level: Level = "evidence"
-        headline, advice = "no figures", ""
-        if sweep.cells:
-            headline, advice = _headline(sweep, sweep.cells[-1]), sweep.cells[-1].advice
-            if sweep.cells[-1].steps:
-                level = "answer"
-        big, small = sweep.headline
-        card = Card(title=sweep.label, big=big, small=(small,), words=(sweep.verdict,), next_step=advice)
-        return Section(
-            id=sweep.id,
-            title=f"{self.title}: {sweep.label}",
-            level=level,
-            headline=headline,
-            cards=(card,),
-            sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
-            notes=sweep.idle,
-            brief=sweep.idle,
-            where={"series": sweep.series, "sample_unit": sweep.sample_unit},
-        )
-
-    def remedy(self, report: Report) -> str:
-        return "no series was swept: --sweep KEY=A,B with five repeats or more compares settings."
+def sweep_section(sweep: Sweep, report: Report, title: str) -> Section:
+    """Returns the section of a sweep: its verdict, and its cells."""
+    level: Level = "evidence"
+    headline, advice = "no figures", ""
+    if sweep.cells:
+        headline, advice = _headline(sweep, sweep.cells[-1]), sweep.cells[-1].advice
+        if sweep.cells[-1].steps:
+            level = "answer"
+    big, small = sweep.headline
+    card = Card(title=sweep.label, big=big, small=(small,), words=(sweep.verdict,), next_step=advice)
+    return Section(
+        id=sweep.id,
+        title=f"{title}: {sweep.label}",
+        level=level,
+        headline=headline,
+        cards=(card,),
+        sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
+        notes=sweep.idle,
+        brief=sweep.idle,
+        where={"series": sweep.series, "sample_unit": sweep.sample_unit},
+    )
 
 
 def _headline(sweep: Sweep, last: SweepCell) -> str:
