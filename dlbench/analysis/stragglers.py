@@ -400,10 +400,15 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
         begin_ns = begin_ns + ends_ns[:, -1]
         clocks_of_ranks.turn(left_ns)
         left_ns -= np.median(left_ns, axis=0).astype(np.int64)
+        if not block.start:
+            # Minus that of the first step, most times have 4 bytes.
+            first_later_ns = left_ns[:, 0].copy()
+        left_ns -= first_later_ns[:, None]
         if np.abs(left_ns).max() > np.iinfo(later_ns.dtype).max:
             later_ns = later_ns.astype(np.int64)
         later_ns[:, block] = left_ns
-    leaving_ns = largest_by_host(hosts, np.median(later_ns, axis=1, overwrite_input=True).tolist())
+    medians_ns = first_later_ns + np.median(later_ns, axis=1, overwrite_input=True)
+    leaving_ns = largest_by_host(hosts, medians_ns.tolist())
     step_ns = steps.step_ns[:, :count]
     drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000 + max(rank.clock_error_s for rank in ranks) * 1e9
     bound = dict.fromkeys(leaving_ns, drift)
