@@ -2,7 +2,7 @@
 
 A page is made as a user makes it, `dlbench report RUNS -o report.html`, in a process of its own; the runs were just
 written, so they come from memory and not from the disk. Parts: `reading.few`, `reading.many`, `reading.large`,
-`reading.wide`, `reading.history`.
+`reading.wide`, `reading.history`; `reading.rows` reads the rows of a run beside Parquet.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -28,6 +30,9 @@ from benchmarks.figures import Figure
 from dlbench.history.history import INDEX, Index, Store
 from dlbench.history.importing import VERSION, make_entries
 from dlbench.records.folder import RunFolder
+from dlbench.records.rows.reader import read_alike
+from dlbench.records.rows.shared import read_parts
+from dlbench.records.rows.steps import FIELDS, StepReader
 from tests.support.browser import FLAGS
 from tests.support.run_factory import MS, NOW, StepTimes, Story, plans, write_run
 from tests.support.watch_factory import large_run, large_runs, wide_run
@@ -37,6 +42,7 @@ WIDE_RANKS = 16_384
 HISTORY_RUNS = 100_000
 SMALL_STEPS = 100
 LOADS = 7
+PARQUET_RATIO, COLUMNS = 1.2, [name for name, _ in FIELDS]
 
 # Sets a mark when the first chart answers the pointer; charts out of sight wait, so the first is brought into sight.
 FIRST_LIVE = """
@@ -68,6 +74,7 @@ def figures() -> Iterator[Figure]:
     yield from large()
     yield from wide()
     yield from history()
+    yield from rows()
 
 
 def few() -> Iterator[Figure]:
@@ -105,6 +112,44 @@ def history() -> Iterator[Figure]:
     command = ("history", "trends", "--store")
     name = f"a history of {HISTORY_RUNS:,} runs"
     yield from _measured(Part(name=name, write=write_history, repeats=3, seconds=10, command=command, is_opened=False))
+
+
+def rows() -> Iterator[Figure]:
+    """All columns of a large run over the same rows as Parquet, each reading in a process of its own."""
+    name = f"reading all columns of a run of {RANKS:,} ranks x {STEPS:,} steps, over pyarrow's Parquet LZ4: CPU"
+    goal = f"at most {PARQUET_RATIO}"
+    if find_spec("pyarrow") is None:
+        yield Figure(name=name, value=None, unit="x", goal=goal, reason="pyarrow is not installed")
+        return
+    ratios: dict[str, list[float]] = {"first reading of a process": [], "third reading": []}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = large_run(Path(temporary), ranks=RANKS, steps=STEPS).path
+        parquet = Path(temporary) / "rows.parquet"
+        pyarrow_parquet = import_module("pyarrow.parquet")
+        columns = {name: np.concatenate([part[name].ravel() for part in read_rows(folder)]) for name in COLUMNS}
+        pyarrow_parquet.write_table(import_module("pyarrow").table(columns), parquet, compression="lz4")
+        for _ in range(7):
+            ours, theirs = (_cpu_of_readings(path) for path in (folder, parquet))
+            for values, own, other in zip(ratios.values(), ours[::2], theirs[::2], strict=True):
+                values.append(own / other)
+    for which, values in ratios.items():
+        yield Figure.of(values, name=f"{name}, {which}", unit="x", goal=goal, met=lambda it: it.high <= PARQUET_RATIO)
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """All columns of all ranks, by node."""
+    parts = ((path, read_parts(path).values()) for path in sorted(folder.glob("*.steps")))
+    return [read_alike([StepReader(path, part) for part in of_node], COLUMNS) or {} for path, of_node in parts]
+
+
+def _cpu_of_readings(path: Path) -> list[float]:
+    """CPU seconds of three readings, one after the other, in a process that has imported what reads."""
+    read = "pyarrow.parquet.read_table(path, use_threads=False)" if path.is_file() else "reading.read_rows(path)"
+    lines = ["import sys, time, pathlib, numpy", "from benchmarks import reading", "path = pathlib.Path(sys.argv[1])"]
+    lines += ["import pyarrow.parquet, pyarrow.dataset"] * path.is_file()
+    lines += ["begin = time.process_time()", f"columns = {read}", "print(time.process_time() - begin)", "del columns"]
+    program = "\n".join([*lines, *lines[-4:] * 2])
+    return [float(line) for line in subprocess.check_output([sys.executable, "-c", program, str(path)]).split()]
 
 
 def write_small(out: Path, count: int) -> None:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import click
+import numpy as np
 from pydantic import BaseModel, TypeAdapter
 
 from dlbench import bundled, errors
@@ -36,7 +37,7 @@ from dlbench.records.preflight import PreflightReport, SeenRank
 from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
-from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, step_dtype
+from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, narrow, step_dtype
 from dlbench.records.status import Failure, NodeStatuses, RankStatus
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
@@ -185,11 +186,17 @@ def _key_lines(schema: Schema, known: Collection[str]) -> Iterator[str]:
 
 def steps_layout() -> str:
     """The binary record of a step file, by name, type and offset."""
-    dtype = step_dtype()
+    dtype = np.dtype([*narrow(FIELDS)])
     assert dtype.fields is not None
-    lines = [f"- `{name}` (`{kind}` at {dtype.fields[name][1]}): {STEP_MEANINGS[name]}" for name, kind in FIELDS]
-    further = [f"- `{name}` (`{kind}`): {STEP_MEANINGS[name]}" for name, kind in LAUNCH_FIELDS]
-    return "\n".join((*lines, *further, f"\nA row takes {dtype.itemsize} bytes, without padding and the last three."))
+    lines = [
+        f"- `{name}` (`{kind}` at {dtype.fields[name][1]}): {STEP_MEANINGS[name]}" for name, kind in narrow(FIELDS)
+    ]
+    further = [f"- `{name}` (`{kind}`): {STEP_MEANINGS[name]}" for name, kind in narrow(LAUNCH_FIELDS)]
+    sizes = (
+        f"\nA row takes {dtype.itemsize} bytes, without padding and the last three; in a block with a time of 2^32 ns"
+    )
+    sizes += f" (4.3 s) or longer `warmup` has `<i4` and all times `<i8`, {step_dtype().itemsize} bytes."
+    return "\n".join((*lines, *further, sizes))
 
 
 def format_versions() -> str:

@@ -26,7 +26,15 @@ from operator import attrgetter
 from typing import TypeVar
 
 from dlbench.analysis.measures import UNKNOWN_NS, RunSteps, load_steps
-from dlbench.analysis.stragglers import Leaving, Waiting, leaving, saved_without_slowest, waiting, without_waits
+from dlbench.analysis.stragglers import (
+    Leaving,
+    Waiting,
+    leaving,
+    saved_without_slowest,
+    step_blocks,
+    waiting,
+    without_waits,
+)
 from dlbench.analysis.telemetry.node_samples import Interval, node_ranks
 from dlbench.analysis.telemetry.throttling import throttled_share
 from dlbench.errors import IncompleteDataError
@@ -154,6 +162,11 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     )
     waits["exchange", "exchange"] = exchange - sum(within.values())
     taken_by_cause |= _on_the_wire(waits, int(exchange.sum()) - waits_of_run.waited_ns)
+    saved_ns = 0
+    if ranks > 1:
+        # In blocks, as a copy of all times would be much of the memory of a large run.
+        for block in step_blocks(ranks, count):
+            saved_ns += saved_without_slowest(loaded.step_ns[:, block] - alone.phase_ns["exchange"][:, block])
     sums = _sums(loaded.step_ns, alone.phase_ns, waits_of_run, compute, taken_by_cause)
     copy = int(loaded.phase_ns["h2d"].sum()) - waits_of_run.moved_phases_ns["h2d"]
     return Causes(
@@ -167,7 +180,7 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=waits_of_run,
         work_ns=tuple(work),
-        saved_ns=saved_without_slowest(loaded.step_ns - alone.phase_ns["exchange"]) if ranks > 1 else 0,
+        saved_ns=saved_ns,
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=attrgetter("rank"))),
         leaving=leaving(run.record, loaded),
     )

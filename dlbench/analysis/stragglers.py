@@ -161,7 +161,7 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     by_rank = {name: np.zeros(ranks, dtype=np.int64) for name in (*WORK, "last", "waited", "steps_late")}
     by_phase = dict.fromkeys(PHASES_OF_WORK, 0)
     waited = 0
-    for block in _blocks(ranks, count):
+    for block in step_blocks(ranks, count):
         exchange, work = _exchanges_and_work(steps, update, block)
         wait: Times = exchange - exchange.min(axis=0)
         late = _late_ranks(wait)
@@ -191,7 +191,7 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
     )
 
 
-def _blocks(ranks: int, count: int) -> Iterator[slice]:
+def step_blocks(ranks: int, count: int) -> Iterator[slice]:
     """Yields slices of steps that are processed together."""
     width = max(_FEWEST_AT_ONCE, _AT_ONCE // ranks)
     for begin in range(0, count, width):
@@ -392,7 +392,7 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
     clocks_of_ranks = _ClocksOfRanks.of(known_lines, steps.begin_ns + first, steps.begin_ns + last)
     later_ns = np.empty((len(ranks), count), dtype=steps.step_ns.dtype)
     begin_ns = -first
-    for block in _blocks(len(ranks), count):
+    for block in step_blocks(len(ranks), count):
         left_ns = _up_to_exchange(steps, block)
         left_ns += begin_ns[:, None]
         ends_ns = np.cumsum(steps.step_ns[:, block], axis=1)
@@ -400,10 +400,15 @@ def leaving(record: Record, steps: RunSteps) -> Mapping[str, Leaving]:
         begin_ns = begin_ns + ends_ns[:, -1]
         clocks_of_ranks.turn(left_ns)
         left_ns -= np.median(left_ns, axis=0).astype(np.int64)
+        if not block.start:
+            # Minus that of the first step, most times have 4 bytes.
+            first_later_ns = left_ns[:, 0].copy()
+        left_ns -= first_later_ns[:, None]
         if np.abs(left_ns).max() > np.iinfo(later_ns.dtype).max:
             later_ns = later_ns.astype(np.int64)
         later_ns[:, block] = left_ns
-    leaving_ns = largest_by_host(hosts, np.median(later_ns, axis=1, overwrite_input=True).tolist())
+    medians_ns = first_later_ns + np.median(later_ns, axis=1, overwrite_input=True)
+    leaving_ns = largest_by_host(hosts, medians_ns.tolist())
     step_ns = steps.step_ns[:, :count]
     drift = int(step_ns.sum(axis=1).max()) * drift_ppm / 1_000_000 + max(rank.clock_error_s for rank in ranks) * 1e9
     bound = dict.fromkeys(leaving_ns, drift)

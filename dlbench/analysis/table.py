@@ -140,13 +140,15 @@ def _map(own_work_ns: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMa
     rows = list(range(0, ranks, -(-ranks // MAX_MAP_ROWS)))
     columns = list(range(0, steps, -(-steps // MAX_MAP_COLUMNS)))
     row_hosts = []
+    largest_means = []
+    widths = np.diff([*columns, steps])
     for begin, end in zip(rows, [*rows[1:], ranks], strict=True):
         names = list(dict.fromkeys(hosts[begin:end]))
         row_hosts.append(" to ".join(dict.fromkeys((names[0], names[-1]))))
-    widths = np.diff([*columns, steps])
-    # Sums of integers are not rounded before the mean.
-    means = np.add.reduceat(own_work_ns, columns, axis=1, dtype=np.int64) / widths
-    cells = np.maximum.reduceat(means, rows, axis=0) / max(1.0, float(np.median(own_work_ns, overwrite_input=True)))
+        # Sums of integers are not rounded before the mean.
+        sums_ns = np.add.reduceat(own_work_ns[begin:end], columns, axis=1, dtype=np.int64)
+        largest_means.append((sums_ns / widths).max(axis=0))
+    cells = np.array(largest_means) / max(1.0, float(np.median(own_work_ns, overwrite_input=True)))
     return RankStepMap(
         rank_starts=tuple(rows),
         num_ranks=ranks,

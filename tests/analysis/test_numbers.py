@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dlbench.analysis.causes import causes_of
 from dlbench.analysis.comparability import group_id
 from dlbench.analysis.measures import load_steps, measure
 from dlbench.analysis.scaling import Group, groups
@@ -41,6 +42,7 @@ from tests.support.watch_factory import leave_out, with_header
 
 PHASES = (5.0, 1.0, 30.0, 50.0, 20.0, 10.0)
 OTHER = 4.0  # 120 ms a step in all
+S = 1_000_000_000
 
 
 def one_plan(ranks: int = 1, **request: Any) -> RunPlan:
@@ -70,6 +72,22 @@ def test_warm_up_steps_do_not_count(tmp_path: Path) -> None:
     found = measure(read_run(write_run(tmp_path, plan, times).path))
     assert found.step_median_s == 0.1
     assert found.throughput == pytest.approx(40)
+
+
+@pytest.mark.parametrize("slow_rank", [0, 19])
+def test_steps_of_any_length_are_counted_exactly(tmp_path: Path, slow_rank: int) -> None:
+    """One rank computes longer than 4-byte integers hold; the others, in the same and other nodes, do not."""
+    seconds = [2 if rank != slow_rank else 7 for rank in range(20)]
+    folder = write_run(
+        tmp_path, one_plan(20), lambda rank, step: ([0, 0, 0, seconds[rank] * S, (8 - seconds[rank]) * S, 0], 0)
+    )
+    run = read_run(folder.path)
+    steps = load_steps(run)
+    assert steps.phase_ns["backward"].tolist() == [[value * S] * len(steps.numbers) for value in seconds]
+    causes = causes_of(run, steps)
+    assert causes.seconds["compute"] + causes.seconds["straggler"] == pytest.approx(8 - 1)
+    assert [late.rank for late in causes.waiting.ranks] == [slow_rank]
+    assert causes.work_ns == tuple(value * S * len(steps.numbers) for value in seconds)
 
 
 def test_the_slowest_rank_makes_the_step(tmp_path: Path) -> None:
