@@ -449,15 +449,15 @@ class _ClocksOfRanks:
     @staticmethod
     def of(lines: Sequence[ClockLine], first_ns: Times, last_ns: Times) -> _ClocksOfRanks:
         """Returns the clocks of ranks with these lines between their first and last times, shape (ranks,)."""
-        most = max(len(line.used_points) for line in lines)
-        moments = np.empty((most + 2, len(lines)), dtype=np.int64)
+        num_points = max(len(line.used_points) for line in lines)
+        moments = np.empty((num_points + 2, len(lines)), dtype=np.int64)
         offsets, bounds = np.empty_like(moments), np.empty_like(first_ns)
         ranks_by_node: dict[int, list[int]] = {}
         for rank, line in enumerate(lines):
             ranks_by_node.setdefault(line.node_rank, []).append(rank)
         for ranks in ranks_by_node.values():
             line = lines[ranks[0]]
-            points = np.full((most + 2, 1), np.iinfo(np.int64).max)
+            points = np.full((num_points + 2, 1), np.iinfo(np.int64).max)
             points[0] = np.iinfo(np.int64).min
             points[1 : len(line.used_points) + 1, 0] = [point.local_ns for point in line.used_points]
             # A point outside of a rank's times becomes a second first or last one.

@@ -227,7 +227,7 @@ class NodeSamples:
         return "this node did not sample it"
 
 
-def read_node(run: Run, node: int, wanted: re.Pattern[str]) -> NodeSamples:
+def read_node(run: Run, node: int, pattern: re.Pattern[str]) -> NodeSamples:
     """Reads the wanted fields of a node. Raises IncompleteDataError: its file of samples is missing or damaged."""
     reader = SamplesReader.of_whole_file(run.folder.samples(node), run.plan.run_id)
     names = tuple(reader.columns)
@@ -242,7 +242,7 @@ def read_node(run: Run, node: int, wanted: re.Pattern[str]) -> NodeSamples:
         host=str(header.get("host", "")),
         period_s=period_s,
         time_ns=rows["time_ns"].astype(np.int64),
-        columns={name: rows[name].astype(np.float64) for name in _matching(names, wanted)},
+        columns={name: rows[name].astype(np.float64) for name in _matching(names, pattern)},
         names=names,
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
@@ -251,8 +251,8 @@ def read_node(run: Run, node: int, wanted: re.Pattern[str]) -> NodeSamples:
 
 
 @lru_cache(maxsize=16)  # The nodes of a run mostly have the same fields.
-def _matching(names: tuple[str, ...], wanted: re.Pattern[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if wanted.fullmatch(name))
+def _matching(names: tuple[str, ...], pattern: re.Pattern[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if pattern.fullmatch(name))
 
 
 def why_not_sampled(run: Run, node: int) -> str:

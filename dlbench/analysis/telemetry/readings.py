@@ -72,14 +72,14 @@ class NodeTelemetry:
     failures: tuple[str, ...]
 
 
-def node_telemetry(samples: NodeSamples, window: Interval, wanted: re.Pattern[str]) -> NodeTelemetry:
+def node_telemetry(samples: NodeSamples, window: Interval, pattern: re.Pattern[str]) -> NodeTelemetry:
     """Returns the summary of a node's measured window, with the wanted fields."""
     times = samples.time_ns
     first, last = np.maximum(times[:-1], window[0]), np.minimum(times[1:], window[1])
     near = joined(times, samples.period_s)
     inside = last > first
     sampled = int((last - first)[inside & near].sum())
-    columns = {name: values for name, values in samples.columns.items() if wanted.fullmatch(name)}
+    columns = {name: values for name, values in samples.columns.items() if pattern.fullmatch(name)}
     busy = [values for name, values in samples.columns.items() if re.fullmatch(r"host\.cpu\.\d+\.busy", name)]
     if busy:
         columns["host.cpu.busy"] = np.mean(busy, axis=0)
@@ -169,7 +169,7 @@ class MachineReading:
 
 def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: bool = False) -> MachineReading:
     """Reads the samples of a run, of only some `nodes` without energy; summarises `FIELDS`, or `all_fields`."""
-    wanted = EVERY_FIELD if all_fields else FIELDS
+    pattern = EVERY_FIELD if all_fields else FIELDS
     all_nodes = nodes_of(run)
     has_energy = nodes is None
     if nodes is None:
@@ -179,7 +179,7 @@ def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: 
     energy, problem = None, ""
     try:
         sampled = {node: read_node(run, node, EVERY_FIELD) for node, reason in reasons.items() if not reason}
-        telemetry = tuple(node_telemetry(sampled[node], measured_window(run, node), wanted) for node in sampled)
+        telemetry = tuple(node_telemetry(sampled[node], measured_window(run, node), pattern) for node in sampled)
         if has_energy:
             energy = run_energy(run, sampled)
     except IncompleteDataError as error:
