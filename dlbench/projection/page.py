@@ -272,8 +272,8 @@ def projection_chart(subject: Subject, measured: Sequence[MeasuredPoint], target
     layers: list[dict[str, Any]] = []
     for series_rows, is_forecast in (([begin, *projected_rows], True), (measured_rows, False)):
         # Made of all rows, so that all layers have the same axes.
-        for layer in lines(rows, y, by, tooltip, is_forecast=is_forecast):
-            layers.append({**layer, "data": {"values": series_rows}})
+        drawn = lines(rows, y, by, tooltip, is_forecast=is_forecast)
+        layers += [{**layer, "data": {"values": series_rows}} for layer in drawn]
     texts = "; ".join(f"{row['place']}, {row['series']}: {row['shown']}" for row in rows)
     return finish(
         layers,
