@@ -118,6 +118,8 @@ def to_html(document: Document) -> str:
         # Done while charts are drawn.
         downloads = list(_downloads(document))
         template = _environment().get_template("document.html.j2")
+        if any(inside for _, inside in drawings):
+            script_bundle()
         charts, charted_ids = _charts(drawings)
     ids: Counter[str] = Counter()
     sections = [_shown(section, charts, charted_ids, ids) for section in in_full]
