@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from dlbench.analysis.environments import Doubt
 from dlbench.cli import cli
-from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.formats import data, drawing, html, markdown, terminal
@@ -254,6 +254,19 @@ def test_ids_of_charts_do_not_meet_and_text_is_left_alone() -> None:
     assert set(re.findall(r'\bid="([^"]*)"', tags)) == {"chart-7-0"}
     assert set(re.findall(r"url\(#([^)]*)\)", tags)) == {"chart-7-0"}
     assert text in svg.replace("&quot;", '"')
+
+
+def test_a_chart_that_cannot_be_drawn_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)chart-8 cannot be drawn: .*not allowed: http://localhost/x.csv"):
+        drawing.to_svg({"mark": "point", "data": {"url": "http://localhost/x.csv"}}, "chart-8")
+    idle = drawing.start()
+    for _ in range(drawing.PROCESSES):
+        process = idle.get()
+        process.kill()
+        idle.put(process)
+    with pytest.raises(RunError, match=r"chart-9: the process that draws it died"):
+        drawing.to_svg({"mark": "point", "data": {"values": []}}, "chart-9")
+    assert drawing.to_svg({"mark": "point", "data": {"values": []}}, "chart-9").startswith("<svg ")
 
 
 def links_of(page: str) -> dict[str, str]:

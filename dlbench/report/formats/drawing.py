@@ -1,4 +1,4 @@
-"""Charts as static SVG, drawn in a second process: vl-convert holds the interpreter's lock while it draws, and half a
+"""Charts as static SVG, drawn in other processes: vl-convert holds the interpreter's lock while it draws, and half a
 second while V8 and the fonts start, which happens while runs are read.
 """
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import queue
 import re
 import resource
 import subprocess
@@ -19,6 +20,7 @@ from dlbench.report.chart_style import CONFIG, FONT
 VEGALITE_VERSION = "6.4"  # The language in which charts are written; vl-convert 1.9 carries it.
 V8_ADDRESS_BYTES = 65 << 30  # What V8 (of vl-convert 1.9) reserves when it starts; measured.
 _OTHER_ADDRESS_BYTES = 1 << 30  # Of the rest of a process that draws.
+PROCESSES = 2  # Of some 140 MB; a login node has little to spare.
 _COMMAND = (sys.executable, "-P", "-m", "dlbench.report.formats.drawing")
 _TAG = re.compile(r"<[a-z][^<>]*>")
 # Attributes that Vega writes for its own use, defaults, and the font, which the outermost element hands down.
@@ -44,16 +46,19 @@ def require_address_space() -> None:
 
 
 @functools.cache
-def start() -> subprocess.Popen[bytes]:
-    """Starts the process that draws, once; it ends with this process.
+def start() -> queue.SimpleQueue[subprocess.Popen[bytes]]:
+    """Starts the processes that draw, once, and returns those that are idle; they end with this process.
 
     Raises EnvironmentLacksError: V8 cannot start under the limit of addresses.
     """
     require_address_space()
-    # In a process group of its own, so that Ctrl-C of a terminal ends this process alone.
-    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-    atexit.register(_end, process)
-    return process
+    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+    for _ in range(PROCESSES):
+        # In a process group of its own, so that Ctrl-C of a terminal ends this process alone.
+        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        atexit.register(_end, process)
+        idle.put(process)
+    return idle
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -63,11 +68,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def to_svg(spec: dict[str, Any], prefix: str) -> str:
     """Returns a static SVG of Vega-Lite with its data inside; `prefix` makes its ids unique in a page, and names the
-    chart in errors. One thread at a time may call it.
+    chart in errors.
 
     Raises RunError: the process that draws died; RuntimeError: Vega cannot draw the chart.
     """
-    process = start()
+    process = start().get()
     assert process.stdin is not None
     assert process.stdout is not None
     order = json.dumps({**spec, "config": CONFIG}, allow_nan=False)
@@ -78,8 +83,9 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     except BrokenPipeError:
         answer = b""
     if not answer.endswith(b"\n"):
-        start.cache_clear()
+        start.cache_clear()  # The next chart has new processes.
         raise RunError(f"{prefix}: the process that draws it died (out of memory?)")
+    start().put(process)
     result = json.loads(answer)
     if "error" in result:
         raise RuntimeError(f"{prefix} cannot be drawn: {result['error']}")

@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal, NamedTuple
@@ -25,7 +25,7 @@ from dlbench.report.chart_style import CONFIG, WIDE
 from dlbench.report.charts import Chart
 from dlbench.report.document import FEW_CARDS, Card, Document, Section, walk
 from dlbench.report.formats.data import write_table
-from dlbench.report.formats.drawing import VEGALITE_VERSION, require_address_space, to_svg
+from dlbench.report.formats.drawing import PROCESSES, VEGALITE_VERSION, require_address_space, to_svg
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
 
@@ -50,6 +50,9 @@ def script_bundle() -> str:
         return str(vl_convert.javascript_bundle(script, vl_version=VEGALITE_VERSION))
 
     return cache.cached("scripts", script, f"{metadata.version('vl-convert-python')}, {VEGALITE_VERSION}", bundle) or ""
+
+
+Drawing = tuple[str, Chart, Future[Markup]]  # The section's id, a chart, and the chart's SVG when it is drawn.
 
 
 class Drawn(NamedTuple):
@@ -110,8 +113,14 @@ def to_html(document: Document) -> str:
     """Returns the page; equal documents give equal bytes."""
     groups = [section for section in document.sections if section.is_group]
     in_full = [section for section in document.sections if section not in groups[MAX_GROUPS:]]
-    with ThreadPoolExecutor(1) as drawer:
-        charts, charted_ids = _charts(in_full, drawer)
+    with ThreadPoolExecutor(PROCESSES) as drawers:
+        drawings = _drawings(in_full, drawers)
+        # Done while charts are drawn.
+        downloads = list(_downloads(document))
+        template = _environment().get_template("document.html.j2")
+        if any(inside for _, inside in drawings):
+            script_bundle()
+        charts, charted_ids = _charts(drawings)
     ids: Counter[str] = Counter()
     sections = [_shown(section, charts, charted_ids, ids) for section in in_full]
     specs = {}
@@ -132,7 +141,6 @@ def to_html(document: Document) -> str:
     panels: tuple[Panel, ...] = ()
     if document.one_group_at_a_time and groups:
         panels = _panels(sections)
-    template = _environment().get_template("document.html.j2")
     return template.render(
         document=document,
         shown=sections,
@@ -142,7 +150,7 @@ def to_html(document: Document) -> str:
         num_groups=len(groups),
         further=groups[MAX_GROUPS:],
         num_charted=len(charted_ids),
-        downloads=list(_downloads(document)),
+        downloads=downloads,
         specs=_trusted(json_block),
         style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
         scripts=scripts,
@@ -172,23 +180,35 @@ def _without_table(shown_section: Shown) -> Iterator[Drawn]:
         yield from _without_table(inner)
 
 
-def _charts(sections: Sequence[Section], drawer: ThreadPoolExecutor) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
+def _drawings(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> list[tuple[Section, list[Drawing]]]:
+    """Has the charts of the page drawn, for groups of the first ones only, and returns them by outermost section."""
+    further_groups = [section for section in sections if section.is_group][MAX_CHARTED_GROUPS:]
+    drawings = []
+    for outer in sections:
+        if outer in further_groups:
+            continue
+        draw = functools.partial(_svg, has_subtitle=not outer.is_group)
+        inside: list[Drawing] = []
+        for section, _ in walk((outer,), {}):
+            inside += [(section.id, chart, drawers.submit(draw, chart)) for chart in section.charts()]
+        drawings.append((outer, inside))
+    return drawings
+
+
+def _charts(drawings: Sequence[tuple[Section, Sequence[Drawing]]]) -> tuple[dict[str, tuple[Drawn, ...]], set[str]]:
     charts: dict[str, tuple[Drawn, ...]] = {}
     charted_ids: set[str] = set()
     used_bytes = 0
-    for outer in sections:
+    for outer, inside in drawings:
         if outer.is_group:
-            if len(charted_ids) >= MAX_CHARTED_GROUPS or (charted_ids and used_bytes > CHART_BYTES):
+            if charted_ids and used_bytes > CHART_BYTES:
+                for _, _, svg in inside:
+                    svg.cancel()
                 continue
             charted_ids.add(outer.id)
-        # Charts are drawn while the next ones are made.
-        draw = functools.partial(_svg, has_subtitle=not outer.is_group)
-        pending = []
-        for section, _ in walk((outer,), {}):
-            pending += [(section.id, chart, drawer.submit(draw, chart)) for chart in section.charts()]
-        for section_id, chart, drawing in pending:
-            charts[section_id] = (*charts.get(section_id, ()), Drawn(chart, drawing.result()))
-            used_bytes += len(drawing.result()) + len(json.dumps(chart.spec))
+        for section_id, chart, svg in inside:
+            charts[section_id] = (*charts.get(section_id, ()), Drawn(chart, svg.result()))
+            used_bytes += len(svg.result()) + len(json.dumps(chart.spec))
     return charts, charted_ids
 
 
