@@ -263,6 +263,7 @@ def test_a_chart_that_cannot_be_drawn_is_named() -> None:
     for _ in range(drawing.PROCESSES):
         process = idle.get()
         process.kill()
+        process.wait()
         idle.put(process)
     with pytest.raises(RunError, match=r"chart-9: the process that draws it died"):
         drawing.to_svg({"mark": "point", "data": {"values": []}}, "chart-9")
