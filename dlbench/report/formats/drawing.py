@@ -1,4 +1,4 @@
-"""Charts as static SVG, drawn in other processes: vl-convert holds the interpreter's lock while it draws, and half a
+"""Charts as static SVG, drawn in another process: vl-convert holds the interpreter's lock while it draws, and half a
 second while V8 and the fonts start, which happens while runs are read.
 """
 
@@ -20,7 +20,7 @@ from dlbench.report.chart_style import CONFIG, FONT
 VEGALITE_VERSION = "6.4"  # The language in which charts are written; vl-convert 1.9 carries it.
 V8_ADDRESS_BYTES = 65 << 30  # What V8 (of vl-convert 1.9) reserves when it starts; measured.
 _OTHER_ADDRESS_BYTES = 1 << 30  # Of the rest of a process that draws.
-PROCESSES = 2  # Of some 140 MB; a login node has little to spare.
+PROCESSES = 1  # Of some 140 MB; a login node has little to spare.
 _COMMAND = (sys.executable, "-P", "-m", "dlbench.report.formats.drawing")
 _TAG = re.compile(r"<[a-z][^<>]*>")
 # Attributes that Vega writes for its own use, defaults, and the font, which the outermost element hands down.
