@@ -47,3 +47,8 @@ class Deferred(Generic[T]):
     @cached_property
     def value(self) -> T:
         return self._compute()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Deferred) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]  # As of all that is compared by a value that may be mutable.

@@ -373,7 +373,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/node/models/build.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
         ("dlbench/datasets/kinds.py", r'^    manifest_kind = "([a-z-]+)"$', "formats.md"),
-        ("dlbench/projection/projected.py", r'^    "([RF][0-9]+)": ', "projection.md"),
+        ("reports/projection.yaml", r"^  ([RF][0-9]+):", "projection.md"),
     ],
     ids=["doubts", "load", "checks", "phases", "metrics", "containers", "manifest-kinds", "codes"],
 )
