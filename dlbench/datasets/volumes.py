@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dlbench.datasets import tfrecord
-from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
-from dlbench.datasets.file_index import Files
+from dlbench.datasets.arrays import Files, OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.splits import OF_STORAGE, Split, foreign_form, is_split_name, sample_names
 from dlbench.errors import UserError
 from dlbench.lazy import np

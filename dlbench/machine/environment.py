@@ -1,5 +1,6 @@
-"""Captures the environment of a run: machine, software, scheduler and settings. Variables are selected by an
-allow-list, because an environment contains secrets; values that look like secrets are left out.
+"""Captures the environment of a run: machine, software, scheduler and settings; and recognises mpirun programs other
+than Open MPI's, whose options launcher mpirun uses. Variables are selected by an allow-list, because an environment
+contains secrets; values that look like secrets are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import platform
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,6 @@ PACKAGES = (
     *("torch", "horovod", "mpi4py", "numpy", "h5py", "simplejpeg", "pillow", "tokenizers"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
-
 VARIABLE_PREFIXES = (
     *("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_"),
     *("ONEDNN_", "DNNL_", "MALLOC_"),
@@ -52,13 +53,15 @@ INTERNAL = re.compile(
     r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+|AUTOTUNE_LOG)$"
     r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
-
 # Set by dlbench itself for several ranks; a run of one rank would seem to have another environment.
 _OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
-
 HOST_NAME_REMEDY = (
     "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
 )
+FOREIGN = {"HYDRA": "MPICH's or MVAPICH's", "Intel(R) MPI": "Intel MPI's"}
+"""MPI libraries whose mpirun cannot start ranks, by a text in the output of `mpirun --version`."""
+
+REMEDY = "load Open MPI's module or put its mpirun first on PATH, or use another launcher (local, srun-gloo, srun-mpi)"
 
 
 def capture(
@@ -210,3 +213,19 @@ def host_name_problem() -> str:
         reason = getattr(error, "strerror", None) or str(error)
         return f"the host name {utf8_text(name)!r} does not resolve on the machine itself ({reason})"
     return ""
+
+
+def foreign_owner(answer: str) -> str:
+    """Returns whose mpirun printed this for `--version`; empty if it is Open MPI's or unknown."""
+    return next((owner for mark, owner in FOREIGN.items() if mark in answer), "")
+
+
+def refusal_of(mpirun: str) -> str:
+    """Returns why this mpirun cannot start ranks, with a remedy; empty if it can, or does not answer."""
+    try:
+        words = (mpirun, "--version")
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    owner = foreign_owner(done.stdout + done.stderr)
+    return f"mpirun is {owner}, and dlbench needs Open MPI's: {REMEDY}" if owner else ""

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench import bundled
-from dlbench.datasets.file_index import Files
+from dlbench.datasets.arrays import Files
 from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import prepare_demo_data

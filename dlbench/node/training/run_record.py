@@ -14,7 +14,6 @@ import torch
 from dlbench.datasets.shuffling import exchanged_slots
 from dlbench.machine import environment
 from dlbench.machine.gpus import numa_nodes_of
-from dlbench.node.cores import RankCores, check_sharing
 from dlbench.node.data.loader import BatchSource, EvaluationSource
 from dlbench.node.data.sharding import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set, files_account
@@ -23,6 +22,7 @@ from dlbench.node.devices import joined_transport, rank_gpu, torch_facts
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.out_of_core.device_memory import peak_bytes
 from dlbench.node.part import Pacing
+from dlbench.node.ranks import RankCores, check_sharing
 from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training.checks import (
     average_warnings,
@@ -360,12 +360,12 @@ def pinned_apart(everyone: Sequence[RankSummary], cores_per_rank: int) -> tuple[
     for rank in results:
         mask = RankCores(rank=rank.rank, host=rank.host, cores=rank.cores, threads=cores_per_rank, pinned=rank.pinned)
         masks.append(mask)
-    sharing = check_sharing(masks)
+    pinned, warnings = check_sharing(masks)
     summaries = []
     for summary, result in zip(everyone, results, strict=True):
-        checked = result.model_copy(update={"pinned": result.rank in sharing.pinned})
+        checked = result.model_copy(update={"pinned": result.rank in pinned})
         summaries.append(summary.model_copy(update={"result": checked}))
-    return summaries, sharing.warnings
+    return summaries, warnings
 
 
 def layers_of(workload: Workload) -> list[LayerMacs]:
