@@ -252,7 +252,7 @@ OPENED_OTHERWISE = {
     "bundled": "the installer's list of files",
     "machine/cuda_parts": "NCCL's header",
     "report/formats/html": "the bundled page",
-    "datasets/making/text_recipes": "the sources of Python's standard library",
+    "datasets/making/computed_recipes": "the sources of Python's standard library",
     "datasets/making/image_recipes": "photographs of installed packages",
     # Files of this process, in folders that nobody else may enter, or just made by it.
     "node/sync/horovod/timeline": "a timeline in a folder of this process",

@@ -101,7 +101,9 @@ def _facts(
     }
     for name in DIGESTED:
         if variables.get(name) and name not in withheld:
-            allowed[name] = _list_digest(variables[name])
+            folders = variables[name]
+            digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
+            allowed[name] = f"{counted(folders.count(os.pathsep) + 1, 'folder')}, SHA-256 {digest}"
     yield "variable", partial(dict, {f"variable.{name}": value for name, value in allowed.items()})
     yield "adapter", lambda: {f"adapter.{name}.numa_node": str(node) for name, node in adapters().items()}
     yield "gpu", _gpus
@@ -142,11 +144,6 @@ def package_version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _list_digest(folders: str) -> str:
-    digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
-    return f"{counted(folders.count(os.pathsep) + 1, 'folder')}, SHA-256 {digest}"
 
 
 def _mpi_library() -> str:

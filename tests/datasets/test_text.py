@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.datasets.kinds import Checking, RawText, TextSamples
-from dlbench.datasets.making import text_recipes
+from dlbench.datasets.making.computed_recipes import TextDocument, TextRecipe, python_documents
 from dlbench.datasets.making.production import Recipe
-from dlbench.datasets.making.text_recipes import TextDocument, TextRecipe, python_documents
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.reader import BadSampleError, BatchReader
@@ -427,7 +426,7 @@ def small_text(monkeypatch: pytest.MonkeyPatch) -> tuple[TextDocument, ...]:
         TextDocument(f"d{i:02d}", tuple(f"Document {i} has sentence {j} of é." for j in range(5 + i)))
         for i in range(40)
     )
-    monkeypatch.setattr(text_recipes, "python_documents", lambda: documents)
+    monkeypatch.setattr("dlbench.datasets.making.computed_recipes.python_documents", lambda: documents)
     return documents
 
 
@@ -464,7 +463,7 @@ def test_embedded_text_is_real_and_large_enough(embedded: tuple[TextDocument, ..
 
 
 def test_python_without_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.datasets.making.text_recipes.sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr("dlbench.datasets.making.computed_recipes.sysconfig.get_path", lambda _name: str(tmp_path))
     (tmp_path / "only.py").write_text('"""One module."""\n', encoding="utf-8")
     with pytest.raises(EnvironmentLacksError, match=r"are not in .* \(1 modules with docstrings\); use a Python that"):
         python_documents.__wrapped__()

@@ -258,12 +258,6 @@ class TrainedRank(TrainState):
         settings += self.pacing.settings(plan.measure, self.steps.step_s)
         return settings + interface_settings(plan.system.launch.interface, context.place)
 
-    def _num_measured(self) -> int:
-        if self.context.plan.measure.until == "steps":
-            return self.schedule.measured
-        # Training to a target ends when it is met, on all ranks after the same step.
-        return self.steps.steps - self.schedule.warmup
-
     def make_record(
         self,
         everyone: Sequence[RankSummary],
@@ -280,8 +274,11 @@ class TrainedRank(TrainState):
             from dlbench.node.sync.horovod.report import with_tuning_cost
 
             exchange = with_tuning_cost(exchange, steps.step_s)
+        measured_steps = self.schedule.measured
+        if plan.measure.until != "steps":  # it ends when the target is met, on all ranks after the same step
+            measured_steps = steps.steps - self.schedule.warmup
         checks = check(
-            plan, ranks, measured_steps=self._num_measured(), exchange=exchange, is_scaled=self.precision.is_scaled
+            plan, ranks, measured_steps=measured_steps, exchange=exchange, is_scaled=self.precision.is_scaled
         )
         checks += shuffle.checks
         state = "valid" if all(check.passed for check in checks) else "invalid"
