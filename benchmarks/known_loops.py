@@ -32,8 +32,7 @@ from benchmarks.figures import Figure, median_interval
 from dlbench.analysis.measures import measured_or_why
 from dlbench.jobs.scripts.launch import local_environments
 from dlbench.node.__main__ import load_plan
-from dlbench.node.cores import bind
-from dlbench.node.ranks import detect
+from dlbench.node.ranks import bind, detect
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.scan import scan
 from dlbench.specs.expand import expand

@@ -1,15 +1,23 @@
-"""Locates dlbench's data files, next to the package (checkout) or in `_bundled/` (wheel), and identifies its code."""
+"""Locates dlbench's files: data next to the package (checkout) or in `_bundled/` (wheel), the commit of its code, and
+the user's cache of results that take long to compute.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import importlib.metadata
+import os
 import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from dlbench.opening import read_text
+
 Folder = Literal["workloads", "systems", "slurm", "reports", "patches"]
+_MAX_BYTES = 1 << 21
 
 
 def folder(name: Folder) -> Path:
@@ -62,3 +70,32 @@ def installed_files() -> str:
     if not package_lines:
         return ""
     return hashlib.sha256("\n".join(package_lines).encode()).hexdigest()[:12]
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns ``DLBENCH_CACHE``, ``$XDG_CACHE_HOME/dlbench`` or ``~/.cache/dlbench``; raises RuntimeError: no home."""
+    folder = environment.get("DLBENCH_CACHE")
+    if folder:
+        return Path(folder)
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlbench"
+
+
+def cached(kind: str, name: str, state: str, find: Callable[[], str | None]) -> str | None:
+    """Returns the result of `find`, cached for the newest `state` (size, time) of `name`; None is not cached."""
+    try:
+        file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()
+    except RuntimeError:
+        return find()
+    head = f"{name!a} {state!a}\n"
+    with suppress(OSError, ValueError):
+        text = read_text(file, _MAX_BYTES)
+        if text.startswith(head):
+            return text.removeprefix(head)
+    content = find()
+    if content is not None:
+        with suppress(OSError):  # without a writable cache the result is computed each time
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_name(f"{file.name}.{os.getpid()}")
+            part.write_text(head + content, encoding="utf-8")
+            part.replace(file)
+    return content

@@ -15,8 +15,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.run_factory import constant, plans, write_run
 
-BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status"}
-BASE |= {"sharing", "lazy", "cache"}
+BASE = {"errors", "units", "bundled", "pool", "process_tree", "confidential", "opening", "final_status", "lazy"}
 """The base: every room may import it."""
 NODE_FLOOR = BASE | {"specs", "datasets", "machine", "perfmodels", "records"}
 READING = BASE | {"specs", "records", "stats", "analysis"}
@@ -26,15 +25,13 @@ PAGE = READING | {"report", "perfmodels"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors", "final_status"},
-    "bundled": {"errors"},
+    "bundled": {"errors", "opening"},
     "pool": {"errors"},
     "confidential": set(),
     "process_tree": set(),
     "final_status": set(),
     "supervisor": {"process_tree", "final_status"},
     "opening": {"errors"},
-    "cache": {"opening"},
-    "sharing": {"errors"},
     "lazy": set(),
     "stats": BASE,
     "specs": BASE,
@@ -60,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.models": NODE_FLOOR | {"node.part"},
     "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR
-    | {"node.models", "node.ranks", "node.rendezvous", "node.page_locked", "node.cores", "node.failures"}
+    | {"node.models", "node.ranks", "node.rendezvous", "node.page_locked", "node.failures"}
     | {"node.part"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.devices"},
     "node.out_of_core": NODE_FLOOR
@@ -76,29 +73,27 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.garbage",
         "node.watching",
         "node.ranks",
-        "node.cores",
         "node.rendezvous",
         "node.page_locked",
         "node.part",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.sync"},
     "node.comm": NODE_FLOOR
-    | {"node.sync", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
+    | {"node.sync", "node.garbage", "node.ranks", "node.rendezvous", "node.failures"}
     | {"node.watching", "node.devices"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
     "node.part": NODE_FLOOR,
     "node.page_locked": NODE_FLOOR | {"node.ranks"},
     "node.garbage": set(),
-    "node.cores": NODE_FLOOR | {"node.ranks"},  # masks of a node's ranks, before anything starts
     "node.failures": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
-    "node.site_check": NODE_FLOOR | {"node.ranks", "node.cores", "node.rendezvous", "node.watching", "node.devices"},
+    "node.site_check": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.watching", "node.devices"},
     "node.__main__": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.failures"}
+    | {"node.ranks", "node.failures"}
     | {"node.sync", "node.watching", "node.training", "node.comm", "node.devices"},
     "node.out_of_core_profile": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.failures", "node.models", "node.out_of_core", "node.training", "node.devices"},
+    | {"node.ranks", "node.failures", "node.models", "node.out_of_core", "node.training", "node.devices"},
     "__main__": {"cli"},
 }
 
@@ -248,7 +243,7 @@ OPENED_OTHERWISE = {
     "machine/sources": "/proc and /sys",
     "machine/page_cache": "/proc",
     "machine/storage": "/proc",
-    "node/cores": "/sys",
+    "node/ranks": "/sys",
     "node/watching/agent": "/proc",
     "setup/probes": "/sys/fs/cgroup",
     # What is made or appended to.
@@ -257,7 +252,7 @@ OPENED_OTHERWISE = {
     "bundled": "the installer's list of files",
     "machine/cuda_parts": "NCCL's header",
     "report/formats/html": "the bundled page",
-    "datasets/making/text_recipes": "the sources of Python's standard library",
+    "datasets/making/computed_recipes": "the sources of Python's standard library",
     "datasets/making/image_recipes": "photographs of installed packages",
     # Files of this process, in folders that nobody else may enter, or just made by it.
     "node/sync/horovod/timeline": "a timeline in a folder of this process",
@@ -265,7 +260,7 @@ OPENED_OTHERWISE = {
     "setup/horovod": "a build in a folder of this user",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "node/training/optional_parts": "after `require_file`",
-    "datasets/staging/place": "locks of folders of this user alone, following no link",
+    "datasets/staging/copying": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
     "history/history": "lines appended to its index, following no link",

@@ -22,10 +22,9 @@ from dlbench.cli.series import resume_command, series_at, streams_are_one, submi
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scheduler import read_submission
-from dlbench.opening import open_inside
+from dlbench.opening import open_inside, user_name
 from dlbench.records.comm import read_launched
 from dlbench.records.folder import RunFolder
-from dlbench.sharing import user_name
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.units import counted, first_of, format_seconds

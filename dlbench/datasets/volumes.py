@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dlbench.datasets import tfrecord
-from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
-from dlbench.datasets.file_index import Files
+from dlbench.datasets.arrays import Files, OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
 from dlbench.datasets.splits import OF_STORAGE, Split, foreign_form, is_split_name, sample_names
 from dlbench.errors import UserError
 from dlbench.lazy import np
@@ -226,17 +225,13 @@ class TfrecordVolumes(Volumes):
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
-        yield _record(path)
-
-
-def _record(path: Path) -> Volume:
-    data = read_bytes(path, MAX_SAMPLE)
-    if tfrecord.is_gzip(data[:12]):
-        data = tfrecord.gunzip(data)
-    payloads = list(tfrecord.unframe(data))
-    if len(payloads) != 1:
-        raise ValueError(f"holds {len(payloads)} records; expected {TfrecordVolumes.LAYOUT}")
-    return decode_volume(payloads[0])
+        data = read_bytes(path, MAX_SAMPLE)
+        if tfrecord.is_gzip(data[:12]):
+            data = tfrecord.gunzip(data)
+        payloads = list(tfrecord.unframe(data))
+        if len(payloads) != 1:
+            raise ValueError(f"holds {len(payloads)} records; expected {TfrecordVolumes.LAYOUT}")
+        yield decode_volume(payloads[0])
 
 
 def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
@@ -268,22 +263,18 @@ class NpyVolumes(Volumes):
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
-        yield _npy_pair(path)
+        x, y = map_array(path), map_array(path.with_name(targets_name(path.name)))
+        for array, name, dtype, dimensions in ((x, _DATA, "int16", 4), (y, _LABEL, "float32", 1)):
+            if array.dtype != dtype or array.ndim != dimensions or not array.size:
+                raise ValueError(f"{name} is {array.dtype} of shape {array.shape}; expected {NpyVolumes.LAYOUT}")
+        if len(set(x.shape[:3])) != 1:
+            raise ValueError(f"{_DATA} has shape {x.shape}; expected {NpyVolumes.LAYOUT}")
+        yield x, np.array(y)
 
 
 def targets_name(name: str) -> str:
     """Returns the name of the .npy file with the parameters for a .npy file of counts."""
     return name.removesuffix(_DATA) + _LABEL
-
-
-def _npy_pair(path: Path) -> Volume:
-    x, y = map_array(path), map_array(path.with_name(targets_name(path.name)))
-    for array, name, dtype, dimensions in ((x, _DATA, "int16", 4), (y, _LABEL, "float32", 1)):
-        if array.dtype != dtype or array.ndim != dimensions or not array.size:
-            raise ValueError(f"{name} is {array.dtype} of shape {array.shape}; expected {NpyVolumes.LAYOUT}")
-    if len(set(x.shape[:3])) != 1:
-        raise ValueError(f"{_DATA} has shape {x.shape}; expected {NpyVolumes.LAYOUT}")
-    return x, np.array(y)
 
 
 CONTAINERS: dict[str, type[Volumes]] = {"hdf5": Hdf5Volumes, "tfrecord": TfrecordVolumes, "npy": NpyVolumes}

@@ -26,8 +26,8 @@ from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import has_script, render_run_script, resolve, shell_command, start_command
 from dlbench.machine.arithmetic import has_gpu, lacking_arithmetic
 from dlbench.machine.cgroup import MemoryKills, total_bytes
+from dlbench.machine.environment import refusal_of
 from dlbench.machine.gpus import hidden_gpus, largest_memory_bytes
-from dlbench.machine.mpi import refusal_of
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 from dlbench.records.job_log import killed_by_signal

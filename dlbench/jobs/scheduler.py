@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.opening import read_json, why_unreadable
+from dlbench.opening import may_not_read, read_json, user_name, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.sharing import may_not_read, user_name
 from dlbench.specs.base import RunName, Spec
 from dlbench.units import utc_now
 

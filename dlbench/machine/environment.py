@@ -1,5 +1,6 @@
-"""Captures the environment of a run: machine, software, scheduler and settings. Variables are selected by an
-allow-list, because an environment contains secrets; values that look like secrets are left out.
+"""Captures the environment of a run: machine, software, scheduler and settings; and recognises mpirun programs other
+than Open MPI's, whose options launcher mpirun uses. Variables are selected by an allow-list, because an environment
+contains secrets; values that look like secrets are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import platform
 import re
 import socket
+import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,6 @@ PACKAGES = (
     *("torch", "horovod", "mpi4py", "numpy", "h5py", "simplejpeg", "pillow", "tokenizers"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
-
 VARIABLE_PREFIXES = (
     *("HOROVOD_", "NCCL_", "OMP_", "MKL_", "GLOO_", "OMPI_MCA_", "UCX_", "KMP_", "TORCH_NCCL_"),
     *("ONEDNN_", "DNNL_", "MALLOC_"),
@@ -52,13 +53,15 @@ INTERNAL = re.compile(
     r"|HOROVOD_(RANK|SIZE|LOCAL_\w+|CROSS_\w+|HOSTNAME|GLOO_RENDEZVOUS_\w+|AUTOTUNE_LOG)$"
     r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
-
 # Set by dlbench itself for several ranks; a run of one rank would seem to have another environment.
 _OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
-
 HOST_NAME_REMEDY = (
     "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
 )
+FOREIGN = {"HYDRA": "MPICH's or MVAPICH's", "Intel(R) MPI": "Intel MPI's"}
+"""MPI libraries whose mpirun cannot start ranks, by a text in the output of `mpirun --version`."""
+
+REMEDY = "load Open MPI's module or put its mpirun first on PATH, or use another launcher (local, srun-gloo, srun-mpi)"
 
 
 def capture(
@@ -98,7 +101,9 @@ def _facts(
     }
     for name in DIGESTED:
         if variables.get(name) and name not in withheld:
-            allowed[name] = _list_digest(variables[name])
+            folders = variables[name]
+            digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
+            allowed[name] = f"{counted(folders.count(os.pathsep) + 1, 'folder')}, SHA-256 {digest}"
     yield "variable", partial(dict, {f"variable.{name}": value for name, value in allowed.items()})
     yield "adapter", lambda: {f"adapter.{name}.numa_node": str(node) for name, node in adapters().items()}
     yield "gpu", _gpus
@@ -139,11 +144,6 @@ def package_version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _list_digest(folders: str) -> str:
-    digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
-    return f"{counted(folders.count(os.pathsep) + 1, 'folder')}, SHA-256 {digest}"
 
 
 def _mpi_library() -> str:
@@ -210,3 +210,19 @@ def host_name_problem() -> str:
         reason = getattr(error, "strerror", None) or str(error)
         return f"the host name {utf8_text(name)!r} does not resolve on the machine itself ({reason})"
     return ""
+
+
+def foreign_owner(answer: str) -> str:
+    """Returns whose mpirun printed this for `--version`; empty if it is Open MPI's or unknown."""
+    return next((owner for mark, owner in FOREIGN.items() if mark in answer), "")
+
+
+def refusal_of(mpirun: str) -> str:
+    """Returns why this mpirun cannot start ranks, with a remedy; empty if it can, or does not answer."""
+    try:
+        words = (mpirun, "--version")
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    owner = foreign_owner(done.stdout + done.stderr)
+    return f"mpirun is {owner}, and dlbench needs Open MPI's: {REMEDY}" if owner else ""

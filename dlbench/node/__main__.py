@@ -18,9 +18,16 @@ if __name__ == "__main__":
 from pydantic import ValidationError  # noqa: E402
 
 from dlbench.errors import DlbenchError, ExitCode, UserError  # noqa: E402
-from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
 from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
-from dlbench.node.ranks import RankPlace, detect, require_machine, require_version  # noqa: E402
+from dlbench.node.ranks import (  # noqa: E402
+    CoreBinding,
+    RankPlace,
+    bind,
+    by_physical_core,
+    detect,
+    require_machine,
+    require_version,
+)
 from dlbench.node.training.progress import ProgressReporter, Watchdog  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
 from dlbench.opening import read_json, why_unreadable  # noqa: E402

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from dlbench.errors import DlbenchError, ExitCode, UserError
-from dlbench.node.cores import RankCores, bind, check_sharing
 from dlbench.node.failures import failure_of
-from dlbench.node.ranks import RankPlace
+from dlbench.node.ranks import RankCores, RankPlace, bind, check_sharing
 from dlbench.records.out_of_core import LayerOrder, LayerPartTimes, MemoryProfile
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
@@ -69,7 +68,7 @@ def measure(order: RunPlan | LayerOrder) -> MemoryProfile | LayerPartTimes:
     name = f"{device}, {counted(binding.threads, 'thread')}"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-    sharing = check_sharing([rank_cores]).warnings
+    _, sharing = check_sharing([rank_cores])
     torch.manual_seed(workload.train.seed)
     precision = Precision(workload.train, device)
     if isinstance(order, LayerOrder):

@@ -15,13 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import dlbench
-from dlbench.datasets.staging.place import tier_path
+from dlbench.datasets.staging.copying import tier_path
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, UserError
 from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.machine.gpus import gpus_of_node
 from dlbench.machine.storage import file_system_of
-from dlbench.node.cores import CoreBinding, bind
-from dlbench.node.ranks import RankPlace, detect, require_machine
+from dlbench.node.ranks import CoreBinding, RankPlace, bind, detect, require_machine
 from dlbench.opening import read_bytes, read_json, why_unreadable
 from dlbench.records.files import write_json
 from dlbench.records.folder import MAX_JSON

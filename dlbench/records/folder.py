@@ -8,9 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
-from dlbench.opening import read_json, why_unreadable
+from dlbench.opening import read_json, share, why_unreadable
 from dlbench.records.files import Named, Numbered, write_atomic
-from dlbench.sharing import share
 from dlbench.specs.files import control_character
 from dlbench.specs.plan import LaunchPlan
 

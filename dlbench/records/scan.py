@@ -15,14 +15,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.opening import parse_json, read_json, read_named, why_unreadable
+from dlbench.opening import WithheldError, may_not_read, parse_json, read_json, read_named, why_unreadable
 from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.job_log import progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import MAX_BYTES, Failure, Interrupted, RankStatus, failure_line, read_statuses
 from dlbench.records.watch import NodeWatch
-from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import key_for_name
 from dlbench.specs.plan import LaunchPlan, RunPlan

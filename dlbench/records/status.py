@@ -16,10 +16,9 @@ from pydantic import Field
 
 from dlbench import units
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.opening import read_json, why_unreadable
+from dlbench.opening import may_not_read, read_json, why_unreadable
 from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
-from dlbench.sharing import may_not_read
 from dlbench.specs.base import Count, CountOrZero, RankNumber, Spec
 from dlbench.units import utc_now
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench import bundled
-from dlbench.cache import cache_folder
+from dlbench.bundled import cache_folder
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.machine.cuda_parts import Nvcc, find_cuda_parts
 from dlbench.setup.probes import ask

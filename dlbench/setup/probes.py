@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlbench.machine.cuda_parts import compiler_lacks, find_cuda_parts
-from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem, package_version
+from dlbench.machine.environment import HOST_NAME_REMEDY, REMEDY, foreign_owner, host_name_problem, package_version
 from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, nvml_remedy, unusable
-from dlbench.machine.mpi import REMEDY, foreign_owner
 from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]

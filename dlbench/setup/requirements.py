@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dlbench.cache import cached
+from dlbench.bundled import cached
 from dlbench.errors import DlbenchError, EnvironmentLacksError
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import HIDES, is_given_gpu, unusable

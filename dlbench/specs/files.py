@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlbench import bundled
-from dlbench.cache import cached
+from dlbench.bundled import cached
 from dlbench.errors import UserError, nearest
 from dlbench.opening import file_sha256, read_named, why_unreadable
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dlbench.cache import cached
+from dlbench.bundled import cached
 from dlbench.errors import UserError
 from dlbench.opening import file_sha256, why_unreadable
 from dlbench.specs.base import (

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench import bundled
-from dlbench.datasets.file_index import Files
+from dlbench.datasets.arrays import Files
 from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import prepare_demo_data
+from dlbench.datasets.making.computed_recipes import topic_sentences
 from dlbench.datasets.making.image_recipes import PHOTOS, Photo, photo_path
-from dlbench.datasets.making.text_recipes import topic_sentences
 from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, Vocabulary, load_vocabulary, read_corpus
 from dlbench.datasets.volumes import index_density

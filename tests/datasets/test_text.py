@@ -16,14 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.datasets.kinds import Checking, RawText, TextSamples
-from dlbench.datasets.making import text_recipes
+from dlbench.datasets.making.computed_recipes import TextDocument, TextRecipe, python_documents
 from dlbench.datasets.making.production import Recipe
-from dlbench.datasets.making.text_recipes import TextDocument, TextRecipe, python_documents
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus
-from dlbench.datasets.text.pretraining_samples import Masking, SampleMaker, SampleRule, mask_tokens, num_predictions
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.reader import BadSampleError, BatchReader
-from dlbench.node.data.text import PretrainingHdf5Reader, TextReader, open_text
+from dlbench.node.data.text import (
+    PretrainingHdf5Reader,
+    SampleMaker,
+    TextReader,
+    mask_tokens,
+    num_predictions,
+    open_text,
+)
 from dlbench.specs.workload import BertModel, TextData
 
 h5py = pytest.importorskip("h5py")
@@ -67,10 +72,6 @@ def text_spec(source: str = "x", **changes: Any) -> TextData:
     )
 
 
-def rule(length: int = 64) -> SampleRule:
-    return SampleRule(sequence_length=length, max_predictions=10)
-
-
 def unmasked(arrays: dict[str, Any]) -> list[int]:
     """The ids before masking, without padding."""
     ids = arrays["input_ids"].copy()
@@ -106,8 +107,8 @@ def test_masks_follow_the_published_rule(
     ids[0], ids[middle], ids[used - 1] = CLS, SEP, SEP
     candidates = np.setdiff1d(np.arange(used), [0, middle, used - 1])
     before = ids.copy()
-    rule = Masking(mask_id=MASK, words=np.arange(5, 1000), max_predictions=max_predictions, probability=probability)
-    hidden, positions, labels = mask_tokens(ids, candidates, used, rule, rng)
+    num = num_predictions(used, max_predictions, probability)
+    hidden, positions, labels = mask_tokens(ids, candidates, num, rng, mask_id=MASK, words=np.arange(5, 1000))
     assert (ids == before).all()
     assert len(positions) == min(words, max_predictions, max(1, round(used * probability)))
     assert (np.diff(positions) > 0).all()
@@ -124,8 +125,7 @@ def test_eighty_ten_ten(seed: int) -> None:
     count, words = 20_000, np.arange(5, 4096)
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, 4096, count)
-    masking = Masking(mask_id=MASK, words=words, max_predictions=count, probability=1.0)
-    hidden, positions, labels = mask_tokens(ids, np.arange(count), count, masking, rng)
+    hidden, positions, labels = mask_tokens(ids, np.arange(count), count, rng, mask_id=MASK, words=words)
     assert len(positions) == count
     masked, kept = (hidden == MASK).mean(), (hidden == labels).mean()
     # A random word is the right one in one of 4,091 cases.
@@ -174,7 +174,7 @@ def test_form_of_a_sample_made_on_the_fly(corpus: TextCorpus, length: int) -> No
 
 
 def test_pairs_follow_or_come_from_another_document(corpus: TextCorpus) -> None:
-    maker = SampleMaker(corpus, rule())
+    maker = SampleMaker(corpus, text_spec(sequence_length=64, max_predictions=10))
     ends = corpus.sentence_offsets[corpus.document_offsets]
     tokens = [corpus.tokens[a:b].tolist() for a, b in itertools.pairwise(ends)]
     labels = []
@@ -200,7 +200,7 @@ def contains(whole: list[int], part: list[int]) -> bool:
 
 
 def test_every_sentence_is_in_one_run(corpus: TextCorpus) -> None:
-    runs, documents = SampleMaker(corpus, rule(32)).runs()
+    runs, documents = SampleMaker(corpus, text_spec(sequence_length=32)).runs()
     assert [s for start, end in runs for s in range(start, end)] == list(range(len(corpus.sentence_offsets) - 1))
     for (start, end), document in zip(runs, documents, strict=True):
         assert corpus.document_offsets[document] <= start < end <= corpus.document_offsets[document + 1]
@@ -426,7 +426,7 @@ def small_text(monkeypatch: pytest.MonkeyPatch) -> tuple[TextDocument, ...]:
         TextDocument(f"d{i:02d}", tuple(f"Document {i} has sentence {j} of é." for j in range(5 + i)))
         for i in range(40)
     )
-    monkeypatch.setattr(text_recipes, "python_documents", lambda: documents)
+    monkeypatch.setattr("dlbench.datasets.making.computed_recipes.python_documents", lambda: documents)
     return documents
 
 
@@ -463,7 +463,7 @@ def test_embedded_text_is_real_and_large_enough(embedded: tuple[TextDocument, ..
 
 
 def test_python_without_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.datasets.making.text_recipes.sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr("dlbench.datasets.making.computed_recipes.sysconfig.get_path", lambda _name: str(tmp_path))
     (tmp_path / "only.py").write_text('"""One module."""\n', encoding="utf-8")
     with pytest.raises(EnvironmentLacksError, match=r"are not in .* \(1 modules with docstrings\); use a Python that"):
         python_documents.__wrapped__()

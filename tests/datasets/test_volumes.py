@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dlbench.datasets import tfrecord
 from dlbench.datasets.kinds import Checking, DensityVolumes
-from dlbench.datasets.making import density_recipe as density_fields
-from dlbench.datasets.making.density_recipe import (
+from dlbench.datasets.making import computed_recipes
+from dlbench.datasets.making.computed_recipes import (
     NARROW,
     WIDE,
     Cosmology,
@@ -505,7 +505,7 @@ def test_density_follows_its_targets() -> None:
     middle = sample(0, 0, 0, 0)
     assert (middle.shape, middle.dtype) == ((32, 32, 32, 4), np.int16)
     assert middle.min() >= 0
-    mean = density_fields.MEAN_COUNT * 0.35 * 0.7**2 / (0.3 * 0.7**2)
+    mean = computed_recipes.MEAN_COUNT * 0.35 * 0.7**2 / (0.3 * 0.7**2)
     assert middle[..., 0].mean() == pytest.approx(mean, rel=0.1)  # the earliest channel is the smoothest
     spreads = [float(middle[..., c].std()) for c in range(4)]
     assert spreads == sorted(spreads)
@@ -547,7 +547,7 @@ def test_recipes_are_deterministic_and_splits_never_meet(tmp_path: Path) -> None
 
 def summary(x: Counts) -> list[float]:
     """Mean, spread and power in bands of each channel, logarithmic."""
-    squares = density_fields._squared_waves(x.shape[0])
+    squares = computed_recipes._squared_waves(x.shape[0])
     band = np.digitize(squares, np.array([1, 3, 7, 21, 57, 133, 257])).ravel()
     numbers: list[float] = []
     for channel in range(4):

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.machine.gpus import Gpu
-from dlbench.node import cores
-from dlbench.node.cores import RankCores, bind, by_physical_core, check_sharing, deal
-from dlbench.node.ranks import RankPlace
+from dlbench.node import ranks as rank_module
+from dlbench.node.ranks import RankCores, RankPlace, bind, by_physical_core, check_sharing, deal
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
@@ -72,16 +71,16 @@ def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("size", [18, 20, 36])
 def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Of the planned size, too: then each rank takes the mask for its own share."""
-    told = check_sharing(seats_of([[*range(size)]] * 4, plan_of("srun-gloo", 4, 18), monkeypatch))
-    assert told.pinned == frozenset()
-    assert told.warnings == (
+    told_pinned, told_warnings = check_sharing(seats_of([[*range(size)]] * 4, plan_of("srun-gloo", 4, 18), monkeypatch))
+    assert told_pinned == frozenset()
+    assert told_warnings == (
         f"4 ranks of 18 cores on {size} cores of n0: ranks share cores; figures say nothing about scaling",
     )
 
 
 def test_a_node_s_whole_mask_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = check_sharing(seats_of([[*range(8)]] * 4, plan_of("srun-gloo", 4, 2), monkeypatch))
-    assert (told.pinned, told.warnings) == ({0, 1, 2, 3}, ())
+    told_pinned, told_warnings = check_sharing(seats_of([[*range(8)]] * 4, plan_of("srun-gloo", 4, 2), monkeypatch))
+    assert (told_pinned, told_warnings) == ({0, 1, 2, 3}, ())
 
 
 @pytest.mark.parametrize(
@@ -117,16 +116,16 @@ def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     bound=st.booleans(),
 )
 def test_a_rank_is_bound_if_no_other_may_run_there(masks: list[set[int]], threads: int, bound: bool) -> None:
-    told = check_sharing(
+    told_pinned, told_warnings = check_sharing(
         [RankCores(rank=n, host="n0", cores=mask, threads=threads, pinned=bound) for n, mask in enumerate(masks)]
     )
     for rank, mask in enumerate(masks):
         meets = any(mask & other for number, other in enumerate(masks) if number != rank)
-        assert (rank in told.pinned) == (not meets and (bound or len(masks) > 1))
-    if all(len(mask) >= threads for mask in masks) and len(told.pinned) == len(masks):
-        assert told.warnings == ()
+        assert (rank in told_pinned) == (not meets and (bound or len(masks) > 1))
+    if all(len(mask) >= threads for mask in masks) and len(told_pinned) == len(masks):
+        assert told_warnings == ()
     if len(set().union(*masks)) < threads * len(masks):
-        assert told.warnings
+        assert told_warnings
 
 
 # Beside the GPU
@@ -178,12 +177,12 @@ def gpus_at(*nodes: int) -> tuple[Gpu, ...]:
 
 def bound_cores(monkeypatch: pytest.MonkeyPatch, seen: tuple[tuple[Gpu, ...], ...]) -> list[tuple[int, ...]]:
     """Cores of four ranks of two cores on a node of eight, each of which sees these GPUs."""
-    monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
+    monkeypatch.setattr(rank_module, "has_gpu", lambda *_: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
     found = []
     for rank in range(4):
-        monkeypatch.setattr(cores, "gpus_of_node", lambda environment, root, rank=rank: seen[rank])
+        monkeypatch.setattr(rank_module, "gpus_of_node", lambda environment, root, rank=rank: seen[rank])
         where = {"local_rank": rank, "local_size": 4, "node_rank": 0, "num_nodes": 1}
         binding = bind(plan_of("srun-gloo", 4, 2), RankPlace(rank=rank, size=4, host="n0", token="t", **where))
         assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -202,8 +201,8 @@ def test_ranks_that_see_one_gpu_each_find_cores_of_their_own_too(monkeypatch: py
     """A control group hides the others' GPUs, not where they are."""
     order = gpus_at(1, 0, 1, 0)
     places = {gpu.pci_bus_id: (gpu.numa_node, gpu.cores) for gpu in order}
-    monkeypatch.setattr(cores, "nvidia_buses", lambda root: tuple(places))
-    monkeypatch.setattr(cores, "place_of", lambda bus, root: places[bus])
+    monkeypatch.setattr(rank_module, "nvidia_buses", lambda root: tuple(places))
+    monkeypatch.setattr(rank_module, "place_of", lambda bus, root: places[bus])
     given_by_slurm = tuple((order[number],) for number in (1, 3, 0, 2))
     assert bound_cores(monkeypatch, given_by_slurm) == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
@@ -217,8 +216,8 @@ def test_each_rank_is_shown_its_own_slice(monkeypatch: pytest.MonkeyPatch) -> No
         shown.append(environment["CUDA_VISIBLE_DEVICES"])
         return ()
 
-    monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
-    monkeypatch.setattr(cores, "gpus_of_node", seen)
+    monkeypatch.setattr(rank_module, "has_gpu", lambda *_: True)
+    monkeypatch.setattr(rank_module, "gpus_of_node", seen)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
     for rank in range(4):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b,MIG-c,MIG-d")

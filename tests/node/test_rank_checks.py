@@ -22,11 +22,17 @@ from dlbench.machine.storage import file_system_of
 from dlbench.node import devices as facts_module
 from dlbench.node import ranks
 from dlbench.node import site_check as libraries_of
-from dlbench.node.cores import CoreBinding
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.devices import torch_facts
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock
-from dlbench.node.ranks import RankPlace, loader_bytes, needs_host_name, require_machine, require_shared_memory
+from dlbench.node.ranks import (
+    CoreBinding,
+    RankPlace,
+    loader_bytes,
+    needs_host_name,
+    require_machine,
+    require_shared_memory,
+)
 from dlbench.node.site_check import libraries, scratch
 from dlbench.node.training.precision import Precision
 from dlbench.specs.choices import choose_system

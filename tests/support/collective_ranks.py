@@ -27,8 +27,7 @@ from dlbench.node.comm.execution import Execution
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
 from dlbench.node.comm.run import measure
 from dlbench.node.comm.transport import Control, Deadline, GlooTransport, MpiTransport, Transport, start_mpi
-from dlbench.node.cores import CoreBinding
-from dlbench.node.ranks import RankPlace, detect
+from dlbench.node.ranks import CoreBinding, RankPlace, detect
 from dlbench.perfmodels.algorithms import schedule
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.node.cores import CoreBinding
 from dlbench.node.data.sharding import Position
-from dlbench.node.ranks import RankPlace
+from dlbench.node.ranks import CoreBinding, RankPlace
 from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.sync.engine import Engine, SingleEngine
 from dlbench.node.training.checkpoint import Progress, snapshot, write_snapshot

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dlbench.cache import cache_folder
+from dlbench.bundled import cache_folder
 from dlbench.errors import EnvironmentLacksError
 from dlbench.lazy import np
 from dlbench.opening import file_sha256

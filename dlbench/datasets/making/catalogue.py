@@ -53,7 +53,7 @@ def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
 
 
 def _text(request: DatasetRequest, container: str) -> BuildPlan:
-    from dlbench.datasets.making.text_recipes import TextRecipe
+    from dlbench.datasets.making.computed_recipes import TextRecipe
 
     _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
     # Each process would parse the text again, which takes longer than writing it.
@@ -93,7 +93,7 @@ def _images(request: DatasetRequest, container: str) -> BuildPlan:
 
 
 def _density(request: DatasetRequest, container: str) -> BuildPlan:
-    from dlbench.datasets.making.density_recipe import DensityRecipe
+    from dlbench.datasets.making.computed_recipes import DensityRecipe
 
     samples = _samples("density", request)
     _refuse("density", request, "classes")
@@ -144,9 +144,8 @@ def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
 
 def recipes(seed: int = 0) -> dict[str, Recipe]:
     """Returns the recipes of the demo data, by the name of the folder."""
-    from dlbench.datasets.making.density_recipe import DensityRecipe
+    from dlbench.datasets.making.computed_recipes import DensityRecipe, TextRecipe
     from dlbench.datasets.making.image_recipes import PhotoRecipe
-    from dlbench.datasets.making.text_recipes import TextRecipe
 
     return {
         "images": PhotoRecipe(
@@ -176,7 +175,7 @@ def prepare_demo_data(
 def _is_made(recipe: Recipe, target: Path, seed: int) -> bool:
     manifest = read_manifest(target) if target.is_dir() else None
     if manifest is not None and recipe.kind == "text":
-        from dlbench.datasets.making.text_recipes import python_version
+        from dlbench.datasets.making.computed_recipes import python_version
 
         # `made_with` contains a digest of the text, which takes seconds; it depends only on the version of Python.
         decisive = {"python": python_version(), "seed": seed}

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.staging.copying import Tally, run_streams
-from dlbench.datasets.staging.place import block_of, rounded
+from dlbench.datasets.staging.copying import Tally, block_of, rounded, run_streams
 from dlbench.opening import descriptor
 
 _PER_FOLDER = 4096  # samples in a folder: a million in one would be slow on most file systems

@@ -121,51 +121,45 @@ def tokenise(
     documents: Iterable[Sequence[str]], vocabulary: Vocabulary, source: Path, digest: Callable[[], str]
 ) -> TextCorpus:
     """Tokenises documents, each a list of sentences; `digest`: called for `sha256` after the last document."""
-    encoder = _Encoder(vocabulary)
-    for document in documents:
-        encoder.add(document)
-    encoder.flush()
-    if not any(len(block) for block in encoder.document_lengths):
+    tokenizer = vocabulary.tokenizer()
+    dtype = "uint16" if len(vocabulary) <= 2**16 else "uint32"
+    tokens: list[NDArray[Any]] = []
+    sentence_lengths: list[NDArray[np.int64]] = []
+    document_lengths: list[NDArray[np.int64]] = []
+    for batch in _batches(documents):
+        sentences = list(chain.from_iterable(batch))
+        ids = [encoding.ids for encoding in tokenizer.encode_batch(sentences, add_special_tokens=False)]
+        lengths = np.array(list(map(len, ids)), dtype=np.int64)
+        firsts = _starts(np.array(list(map(len, batch)), dtype=np.int64))[:-1]
+        num_sentences = np.add.reduceat((lengths > 0).astype(np.int64), firsts)  # With tokens, by document.
+        tokens.append(np.fromiter(chain.from_iterable(ids), dtype=dtype, count=int(lengths.sum())))
+        # Sentences and documents without tokens are dropped.
+        sentence_lengths.append(lengths[lengths > 0])
+        document_lengths.append(num_sentences[num_sentences > 0])
+    if not any(len(block) for block in document_lengths):
         raise UserError(f"{str(source)!r} holds no text; expected {LAYOUT}")
     return TextCorpus(
         source=source,
-        tokens=np.concatenate(encoder.tokens),
-        sentence_offsets=_starts(np.concatenate(encoder.sentence_lengths)),
-        document_offsets=_starts(np.concatenate(encoder.document_lengths)),
+        tokens=np.concatenate(tokens),
+        sentence_offsets=_starts(np.concatenate(sentence_lengths)),
+        document_offsets=_starts(np.concatenate(document_lengths)),
         vocabulary=vocabulary,
         sha256=digest(),
     )
 
 
-class _Encoder:
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._tokenizer = vocabulary.tokenizer()
-        self._dtype = "uint16" if len(vocabulary) <= 2**16 else "uint32"
-        self._waiting: list[Sequence[str]] = []
-        self._num_waiting = 0
-        self.tokens: list[NDArray[Any]] = []
-        self.sentence_lengths: list[NDArray[np.int64]] = []
-        self.document_lengths: list[NDArray[np.int64]] = []
-
-    def add(self, document: Sequence[str]) -> None:
-        self._waiting.append(document)
-        self._num_waiting += len(document)
-        if self._num_waiting >= _BATCH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Tokenises the collected documents; sentences and documents without tokens are dropped."""
-        if not self._waiting:
-            return
-        sentences = list(chain.from_iterable(self._waiting))
-        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(sentences, add_special_tokens=False)]
-        lengths = np.array(list(map(len, ids)), dtype=np.int64)
-        firsts = _starts(np.array(list(map(len, self._waiting)), dtype=np.int64))[:-1]
-        num_sentences = np.add.reduceat((lengths > 0).astype(np.int64), firsts)  # With tokens, by document.
-        self.tokens.append(np.fromiter(chain.from_iterable(ids), dtype=self._dtype, count=int(lengths.sum())))
-        self.sentence_lengths.append(lengths[lengths > 0])
-        self.document_lengths.append(num_sentences[num_sentences > 0])
-        self._waiting, self._num_waiting = [], 0
+def _batches(documents: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+    """Collects documents until they have `_BATCH` sentences."""
+    batch: list[Sequence[str]] = []
+    num_sentences = 0
+    for document in documents:
+        batch.append(document)
+        num_sentences += len(document)
+        if num_sentences >= _BATCH:
+            yield batch
+            batch, num_sentences = [], 0
+    if batch:
+        yield batch
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

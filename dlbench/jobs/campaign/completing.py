@@ -42,10 +42,9 @@ from dlbench.jobs.scheduler import (
     keep_submission,
 )
 from dlbench.jobs.scripts.job import Job
-from dlbench.opening import read_bytes
+from dlbench.opening import make_shared, read_bytes, user_name
 from dlbench.records.files import TEMPORARY_SUFFIX, write_atomic
 from dlbench.records.folder import MAX_JSON, RunFolder, create
-from dlbench.sharing import make_shared, user_name
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import counted, utc_now, utc_text

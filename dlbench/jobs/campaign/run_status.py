@@ -24,11 +24,11 @@ from dlbench.jobs.campaign.series_file import (
     submission_status,
 )
 from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
+from dlbench.opening import WithheldError
 from dlbench.records.comm import read_launched
 from dlbench.records.job_log import has_own_end, was_cancelled
 from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus, failure_line
-from dlbench.sharing import WithheldError
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
 from dlbench.units import plural

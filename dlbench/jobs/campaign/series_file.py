@@ -20,11 +20,21 @@ from dlbench.errors import IncompleteDataError, RunError, UserError, nearest, re
 from dlbench.jobs.campaign.campaign import Packing
 from dlbench.jobs.scheduler import array_of, cluster_of, read_submission
 from dlbench.jobs.scripts.job import Job
-from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
+from dlbench.opening import (
+    WithheldError,
+    descriptor,
+    may_not_read,
+    other_owner,
+    parse_json,
+    read_bytes,
+    read_end,
+    read_json,
+    user_name,
+    why_unreadable,
+)
 from dlbench.records.files import is_stream, write_json
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.scan import refused_file
-from dlbench.sharing import WithheldError, may_not_read, other_owner, user_name
 from dlbench.specs.base import Flag, Name, RunName, Spec
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan

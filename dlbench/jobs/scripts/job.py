@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlbench import bundled
 from dlbench.jobs.scripts import containers
-from dlbench.machine.mpi import FOREIGN, REMEDY
+from dlbench.machine.environment import FOREIGN, REMEDY
 from dlbench.specs.launch import OF_SRUN, SlurmSpec
 from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 from dlbench.units import printable

@@ -37,11 +37,10 @@ from dlbench.node.comm.transport import (
     start_mpi,
     stop_mpi,
 )
-from dlbench.node.cores import CoreBinding, RankCores, check_sharing
 from dlbench.node.devices import NcclLog, joined_transport, rank_gpu, require_own_gpu, torch_facts
 from dlbench.node.failures import passed_on
 from dlbench.node.garbage import HeldGarbage
-from dlbench.node.ranks import RankPlace
+from dlbench.node.ranks import CoreBinding, RankCores, RankPlace, check_sharing
 from dlbench.node.sync.timing import CudaClock
 from dlbench.node.watching.agent import CoreLoad, node_loads
 from dlbench.records.comm import CommPoint, CommRecord
@@ -280,5 +279,5 @@ def _gathered(
         "switches": tuple(switches),
         "load": node_loads([load for _, load in loads], rank_cores, [node_rank for node_rank, _ in loads]),
         "nccl": joined_transport(logs),
-        "warnings": check_sharing(rank_cores).warnings,
+        "warnings": check_sharing(rank_cores)[1],
     }

@@ -12,7 +12,7 @@ from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, require_sizes, target_fault
 from dlbench.node.data.node_sharing import ALONE, IndexBroadcast
-from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, Key, PreparedSample, Raw, path_text
+from dlbench.node.data.reader import NAMES_FROM, Arrays, DataReader, Key, PreparedSample, Raw, path_text
 from dlbench.node.models.cosmoflow import logarithms
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import CosmoFlowModel
@@ -95,9 +95,6 @@ class VolumeReader(DataReader):
     def name(self, index: int) -> str:
         path, place = self._index.place(index)
         return f"{str(path)!r}, sample {place}"
-
-    def _bad(self, index: int, reason: str) -> BadSampleError:
-        return BadSampleError(f"{self.name(index)}: {reason}")
 
     def files(self) -> Sequence[Path]:
         return self._index.paths()

@@ -23,7 +23,7 @@ from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.node_sharing import ALONE, IndexBroadcast
-from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, Key, PreparedSample, Raw, path_text
+from dlbench.node.data.reader import NAMES_FROM, Arrays, DataReader, Key, PreparedSample, Raw, path_text
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import ResNetModel
 
@@ -150,7 +150,7 @@ class JpegReader(DataReader):
         try:
             return Raw(self._images.read(index))
         except (OSError, ValueError) as error:
-            raise BadSampleError(f"{self._images.name(index)}: {why_unreadable(error)}") from None
+            raise self._bad(index, why_unreadable(error)) from None
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
         """Reads the image's header and, in training, draws its crop by a generator of the seed and the key."""
@@ -160,7 +160,7 @@ class JpegReader(DataReader):
             if self._training:
                 decode_crop = training_image(data, self._size, self._generator(key), self._decoding)
         except ValueError as error:
-            raise BadSampleError(f"{self.name(index)}: {error}") from None
+            raise self._bad(index, error) from None
 
         def finish(out: Arrays | None) -> PreparedSample:
             try:
@@ -169,7 +169,7 @@ class JpegReader(DataReader):
                 else:
                     image, remark = decode_crop((out or {}).get("image"))
             except ValueError as error:
-                raise BadSampleError(f"{self.name(index)}: {error}") from None
+                raise self._bad(index, error) from None
             if remark is not None:
                 remark = f"{self.name(index)}: {remark}"
             return PreparedSample({"image": image, "label": label}, remark)
@@ -193,7 +193,7 @@ class JpegReader(DataReader):
         try:
             return self._images.num_bytes(index)
         except OSError as error:
-            raise BadSampleError(f"{self._images.name(index)}: {error.strerror or error}") from None
+            raise self._bad(index, error.strerror or error) from None
 
     def labels(self) -> NDArray[np.int32]:
         return self._images.labels
@@ -239,7 +239,7 @@ class EncodedReader(JpegReader):
         try:
             encoded = inspect(data)
         except ValueError as error:
-            raise BadSampleError(f"{self.name(index)}: {error}") from None
+            raise self._bad(index, error) from None
         box, is_mirrored = training_crop(encoded.width, encoded.height, self._generator(key))
         arrays: dict[str, NDArray[Any]] = {
             "encoded": np.frombuffer(data, np.uint8),

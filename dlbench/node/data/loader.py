@@ -15,11 +15,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.node.cores import by_physical_core
 from dlbench.node.data.node_sharing import Batch, LoaderContext, NoRoomError, Slots, WorkerSlots, no_room
 from dlbench.node.data.reader import BatchReader, DataReader, Fetched, Key, ReadSpan
 from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.data.sharding import ReadAudit, ShardedOrder, evaluation_batches
+from dlbench.node.ranks import by_physical_core
 from dlbench.records.data_path import ReadEpoch
 from dlbench.specs.system import Tier
 from dlbench.specs.watch import MAX_WINDOW_STEPS

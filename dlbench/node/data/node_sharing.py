@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dlbench.datasets.file_index import packed, unpacked
+from dlbench.datasets.arrays import packed, unpacked
 from dlbench.errors import EnvironmentLacksError, PeerLostError, RunError
 from dlbench.node.data.reader import ArraySpecs, Fetched
 from dlbench.node.page_locked import page_lock, page_unlock

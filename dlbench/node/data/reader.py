@@ -90,6 +90,9 @@ class DataReader(Protocol):
     def name(self, index: int) -> str:
         """Returns file, and place in it, of one sample, for messages; never fails."""
 
+    def _bad(self, index: int, fault: object) -> BadSampleError:
+        return BadSampleError(f"{self.name(index)}: {fault}")
+
     def files(self) -> Sequence[Path]:
         """Returns the files that `fetch` reads, of a data set or a store; empty if it reads none."""
 

@@ -18,8 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.copying import SourceFile, Tally, changed_files, disk_full_error, replicate
-from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
+from dlbench.datasets.staging.copying import (
+    Room,
+    SourceFile,
+    StagingFolder,
+    Tally,
+    block_of,
+    changed_files,
+    disk_full_error,
+    replicate,
+    staging_identity,
+    tier_path,
+)
 from dlbench.datasets.staging.samples import (
     DamagedSampleError,
     Fetch,

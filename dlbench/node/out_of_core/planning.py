@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlbench.datasets.staging.place import tier_path
+from dlbench.datasets.staging.copying import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.models.build import Batch
 from dlbench.node.out_of_core.cut import UnitModule, find_units, undisturbed

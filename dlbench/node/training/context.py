@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from dlbench.datasets.staging.copying import Moved
-from dlbench.node.cores import CoreBinding
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reader import RankReading
 from dlbench.node.data.synthetic import BatchCopier
@@ -20,7 +19,7 @@ from dlbench.node.devices import NcclLog
 from dlbench.node.models.optimizers import LearningRate
 from dlbench.node.out_of_core.tiers import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.part import Batch, Loss, StepSchedule, TrainingPart
-from dlbench.node.ranks import RankPlace, Replica
+from dlbench.node.ranks import CoreBinding, RankPlace, Replica
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.checkpoint import Checkpoint

@@ -14,7 +14,6 @@ import torch
 from dlbench.datasets.shuffling import exchanged_slots
 from dlbench.machine import environment
 from dlbench.machine.gpus import numa_nodes_of
-from dlbench.node.cores import RankCores, check_sharing
 from dlbench.node.data.loader import BatchSource, EvaluationSource
 from dlbench.node.data.sharding import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set, files_account
@@ -23,6 +22,7 @@ from dlbench.node.devices import joined_transport, rank_gpu, torch_facts
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
 from dlbench.node.out_of_core.device_memory import peak_bytes
 from dlbench.node.part import Pacing
+from dlbench.node.ranks import RankCores, check_sharing
 from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training.checks import (
     average_warnings,
@@ -258,12 +258,6 @@ class TrainedRank(TrainState):
         settings += self.pacing.settings(plan.measure, self.steps.step_s)
         return settings + interface_settings(plan.system.launch.interface, context.place)
 
-    def _num_measured(self) -> int:
-        if self.context.plan.measure.until == "steps":
-            return self.schedule.measured
-        # Training to a target ends when it is met, on all ranks after the same step.
-        return self.steps.steps - self.schedule.warmup
-
     def make_record(
         self,
         everyone: Sequence[RankSummary],
@@ -280,8 +274,11 @@ class TrainedRank(TrainState):
             from dlbench.node.sync.horovod.report import with_tuning_cost
 
             exchange = with_tuning_cost(exchange, steps.step_s)
+        measured_steps = self.schedule.measured
+        if plan.measure.until != "steps":  # it ends when the target is met, on all ranks after the same step
+            measured_steps = steps.steps - self.schedule.warmup
         checks = check(
-            plan, ranks, measured_steps=self._num_measured(), exchange=exchange, is_scaled=self.precision.is_scaled
+            plan, ranks, measured_steps=measured_steps, exchange=exchange, is_scaled=self.precision.is_scaled
         )
         checks += shuffle.checks
         state = "valid" if all(check.passed for check in checks) else "invalid"
@@ -360,12 +357,12 @@ def pinned_apart(everyone: Sequence[RankSummary], cores_per_rank: int) -> tuple[
     for rank in results:
         mask = RankCores(rank=rank.rank, host=rank.host, cores=rank.cores, threads=cores_per_rank, pinned=rank.pinned)
         masks.append(mask)
-    sharing = check_sharing(masks)
+    pinned, warnings = check_sharing(masks)
     summaries = []
     for summary, result in zip(everyone, results, strict=True):
-        checked = result.model_copy(update={"pinned": result.rank in sharing.pinned})
+        checked = result.model_copy(update={"pinned": result.rank in pinned})
         summaries.append(summary.model_copy(update={"result": checked}))
-    return summaries, sharing.warnings
+    return summaries, warnings
 
 
 def layers_of(workload: Workload) -> list[LayerMacs]:

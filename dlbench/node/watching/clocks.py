@@ -75,7 +75,7 @@ class Exchange:
         """The largest error of `offset_ns`: half the round trip, drift meanwhile, and 1 for rounding."""
         passed_ns = self.returned_ns - self.sent_ns
         round_trip_ns = passed_ns - (self.answered_ns - self.received_ns)  # without the other side's work
-        return _rounded_up(round_trip_ns, 2) + _rounded_up(passed_ns * MAX_DRIFT_PPM, 1_000_000) + 1
+        return -(-round_trip_ns // 2) - (-passed_ns * MAX_DRIFT_PPM // 1_000_000) + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +113,6 @@ def every_second(estimates: Sequence[OffsetEstimate]) -> list[OffsetEstimate]:
     if len(estimates) % 2 == 0:
         half.extend(estimates[-1:])
     return half
-
-
-def _rounded_up(number: int, divisor: int) -> int:
-    return -(-number // divisor)
 
 
 def greeting(token: str) -> bytes:

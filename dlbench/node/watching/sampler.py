@@ -282,10 +282,6 @@ class Sampler:
         self._measured_cpu_s: float | None = None
         self._summary: dict[str, Any] | None = None
 
-    def is_orphan(self) -> bool:
-        """Tells whether the rank ended before this process asked the kernel for a signal."""
-        return self._order.parent not in (0, os.getppid())
-
     def start(self) -> None:
         if self._order.cores:
             try:
@@ -455,8 +451,9 @@ def main() -> int:
         order = None
         while order is None:
             order = commands.line(None)
-        sampler = Sampler(SamplerOrder.from_line(order))
-        if not sampler.is_orphan():
+        settings = SamplerOrder.from_line(order)
+        sampler = Sampler(settings)
+        if settings.parent in (0, os.getppid()):  # else the rank ended before this process asked for a signal
             sampler.start()
             _follow(sampler, commands, output)
     except EOFError:

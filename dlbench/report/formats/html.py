@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import jinja2
 from markupsafe import Markup
 
-from dlbench import bundled, cache
+from dlbench import bundled
 from dlbench.report.chart_style import CONFIG, WIDE
 from dlbench.report.charts import Chart
 from dlbench.report.document import FEW_CARDS, Card, Document, Section, walk
@@ -49,7 +49,9 @@ def script_bundle() -> str:
         require_address_space()
         return str(vl_convert.javascript_bundle(script, vl_version=VEGALITE_VERSION))
 
-    return cache.cached("scripts", script, f"{metadata.version('vl-convert-python')}, {VEGALITE_VERSION}", bundle) or ""
+    return (
+        bundled.cached("scripts", script, f"{metadata.version('vl-convert-python')}, {VEGALITE_VERSION}", bundle) or ""
+    )
 
 
 Drawing = tuple[str, Chart, Future[Markup]]  # The section's id, a chart, and the chart's SVG when it is drawn.

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dlbench.datasets.file_index import packed, unpacked
+from dlbench.datasets.arrays import packed, unpacked
 from dlbench.datasets.images.image_set import JpegTree
 from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.staging import copying
-from dlbench.datasets.staging.place import tier_path
+from dlbench.datasets.staging.copying import tier_path
 from dlbench.datasets.staging.samples import STORE_BYTES, choose_kept
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, PeerLostError, UserError
 from dlbench.node.data import staging
@@ -502,7 +502,7 @@ def test_a_cancelled_staging_leaves_nothing(data: Path, place: Path, monkeypatch
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_stays_however_the_rank_ends(leftovers: Leftovers, data: Path, place: Path, number: int) -> None:
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom dlbench.datasets.staging.place import StagingFolder\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom dlbench.datasets.staging.copying import StagingFolder\n"
         "held = StagingFolder(Path(sys.argv[1]), 'local', 'x', keep=False, host='n1')\n"
         "(held.path / 'sample').write_bytes(b'1')\n"
         f"os.kill(os.getpid() if {int(number)} == 9 else os.getppid(), {int(number)})\nsignal.pause()\n"
@@ -515,7 +515,7 @@ def test_nothing_stays_however_the_rank_ends(leftovers: Leftovers, data: Path, p
 
 def test_what_a_killed_node_left_is_removed_by_the_next(data: Path, place: Path) -> None:
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom dlbench.datasets.staging.place import StagingFolder\n"
+        "import os, sys\nfrom pathlib import Path\nfrom dlbench.datasets.staging.copying import StagingFolder\n"
         "held = StagingFolder(Path(sys.argv[1]), 'local', 'x', keep=False, host='n1')\n"
         "(held.path / 'sample').write_bytes(b'1')\nos.kill(os.getpid(), 9)\n"
     )

@@ -1,4 +1,6 @@
-"""Makes density volumes: counts of particles at four epochs for random values of four cosmological parameters.
+"""Makes density volumes, and a text from what the running Python has.
+
+Volumes are counts of particles at four epochs for random values of four cosmological parameters.
 
 A log-normal model (Coles and Jones, "A lognormal model for the cosmological mass distribution", MNRAS 248, 1, 1991)
 without gravity, and so without filaments and haloes. Per volume:
@@ -13,14 +15,25 @@ The parameters are those of the public cosmoUniverse set. NARROW ranges are near
 "CosmoFlow", SC18; the range of h is ours). A small volume has too few modes to show such differences: WIDE ranges are
 for volumes of 32^3. The power spectrum is that of cold dark matter without baryons or neutrinos, and a cosmological
 constant, in a flat universe. Lengths are comoving Mpc, wave numbers 1/Mpc, neither divided by h.
+
+The text has the reference topics and the docstrings of the running Python's standard library. Left out are tests,
+modules that distributions package separately, `encodings`, whose modules all have the same text, and doctests. There is
+one document per topic (`topic/for`) or module (`module/asyncio/queues.py`): with CPython 3.11.7 379 documents, 1.57 MB,
+20,148 sentences. Copyright Python Software Foundation, PSF License Version 2.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import math
+import re
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -46,8 +59,26 @@ Container = Literal["hdf5", "tfrecord"]
 Ranges = Mapping[str, tuple[float, float]]
 NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
 """What targets from -1 to 1 span, in the order of the targets."""
+
 WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8), "h": (0.4, 1.0)}  # For small volumes.
 _SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
+Numbers = NDArray[np.int64]
+_RULE = re.compile(r"^[\s*=~^\-_.+|]*$")
+_DOCTEST = re.compile(r"^\s*>>>", re.MULTILINE)
+_SENTENCE_END = re.compile(r"(?<=[.!?:]) +(?=[A-Z\"'(\[])")
+_LEFT_OUT = {
+    *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "encodings"),
+    *("tkinter", "idlelib", "turtledemo", "turtle.py", "lib2to3", "distutils", "ensurepip", "config"),
+}
+_MIN_SENTENCES = 3  # shorter documents are left out: no next sentence could be drawn
+_LONG = 40  # characters from which a sentence may occur only once, so that validation text is not in the training text
+_MIN_MODULES = 100  # with fewer modules that have docstrings, the sources are not installed
+NOTICE = """\
+The text is the reference topics of Python {version} and the docstrings of its standard library, unwrapped to one
+sentence a line. Copyright Python Software Foundation. Used under the Python Software Foundation License Version 2
+(https://docs.python.org/3/license.html); examples are also under the Zero-Clause BSD License.
+"""
+_DEALING = 1  # added to the seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,3 +282,129 @@ def _write_hdf5(path: Path, samples: Iterator[Volume], shape: tuple[int, ...], n
         y = file.create_dataset("y", (shape[0], num_targets), dtype="float32", chunks=(1, num_targets), fletcher32=True)
         for index, (counts, targets) in enumerate(samples):
             x[index], y[index] = counts, targets
+
+
+def topic_sentences(topic: str) -> list[str]:
+    """Returns the sentences of a topic, without the rules of headings."""
+    sentences = []
+    for paragraph in re.split(r"\n\s*\n", topic):
+        lines = [line.strip() for line in paragraph.splitlines() if not _RULE.match(line)]
+        if lines:
+            sentences += [part for part in _SENTENCE_END.split(" ".join(lines)) if part]
+    return sentences
+
+
+@dataclass(frozen=True)
+class TextDocument:
+    """One document of the text."""
+
+    name: str
+    sentences: tuple[str, ...]
+
+
+def python_version() -> str:
+    """Returns the version of the running Python, such as 3.11.7."""
+    return ".".join(map(str, sys.version_info[:3]))
+
+
+@lru_cache(maxsize=1)
+def python_documents() -> tuple[TextDocument, ...]:
+    """Returns all documents of the running Python, sorted by name; parsed once per process, in some seconds."""
+    from pydoc_data.topics import topics
+
+    library = Path(sysconfig.get_path("stdlib"))
+    documents = [TextDocument(f"topic/{name}", tuple(topic_sentences(text))) for name, text in sorted(topics.items())]
+    num_modules = 0
+    for path in sorted(library.rglob("*.py")):
+        parts = path.relative_to(library).parts
+        # Debian and others put a config-3.11-... folder next to the modules.
+        names = [re.sub(r"^config-.*", "config", part) for part in parts]
+        if _LEFT_OUT.isdisjoint(names):
+            sentences = _docstring_sentences(path)
+            if sentences:
+                num_modules += 1
+            documents.append(TextDocument(f"module/{'/'.join(parts)}", tuple(sentences)))
+    if num_modules < _MIN_MODULES:
+        raise EnvironmentLacksError(
+            f"the sources of Python's standard library are not in {library} ({num_modules} modules with docstrings); "
+            "use a Python that has them, or give your own text"
+        )
+    return _without_repeats(sorted(documents, key=attrgetter("name")))
+
+
+def _without_repeats(documents: list[TextDocument]) -> tuple[TextDocument, ...]:
+    """Keeps only the first occurrence of long sentences: overridden methods repeat docstrings of other modules."""
+    earlier_sentences: set[str] = set()
+    unique_documents = []
+    for document in documents:
+        sentences = tuple(s for s in document.sentences if len(s) < _LONG or s not in earlier_sentences)
+        earlier_sentences.update(sentences)
+        if len(sentences) >= _MIN_SENTENCES:
+            unique_documents.append(TextDocument(document.name, sentences))
+    return tuple(unique_documents)
+
+
+def _docstring_sentences(path: Path) -> list[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return []  # some libraries contain templates and deliberately wrong files
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
+    # In the order of the source: ast.walk goes level by level, and a module has no line number.
+    nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+    sentences = []
+    for node in nodes:
+        paragraphs = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+        text = "\n\n".join(paragraph for paragraph in paragraphs if not _DOCTEST.search(paragraph))
+        # A few docstrings have characters that UTF-8 cannot encode.
+        text = text.replace("``", "").replace("`", "'").encode("utf-8", "ignore").decode("utf-8")
+        sentences += topic_sentences(text)
+    return sentences
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRecipe:
+    """The text as UTF-8 files, one sentence per line, a blank line between documents."""
+
+    seed: int = 0
+    validation_share: float = 0.1  # share of the documents
+    kind: str = "text"
+
+    @property
+    def made_with(self) -> MadeWith:
+        digest = hashlib.sha256()  # of names and sentences
+        for document in python_documents():
+            digest.update("\n".join([document.name, *document.sentences, "", ""]).encode("utf-8"))
+        return {
+            "text": "embedded",
+            "text_sha256": digest.hexdigest(),
+            "python": python_version(),
+            "seed": self.seed,
+            "validation_share": self.validation_share,
+        }
+
+    def parts(self) -> Sequence[DatasetPart]:
+        return [
+            DatasetPart(name=f"{split}/text-00000.txt", split=split, first=0, count=len(numbers))
+            for split, numbers in self._split.items()
+        ]
+
+    def write(self, part: DatasetPart, path: Path) -> None:
+        documents = python_documents()
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            for number in self._split[part.split].tolist():
+                file.write("".join(f"{sentence}\n" for sentence in documents[number].sentences) + "\n")
+
+    def finish(self, folder: Path) -> None:
+        # Not *.txt, because that would be read as text.
+        (folder / "LICENSES").write_text(NOTICE.format(version=python_version()), encoding="utf-8")
+
+    @property
+    def _split(self) -> dict[Split, Numbers]:
+        """The numbers of the documents of each split, in random order."""
+        num_documents = len(python_documents())
+        # At least two, because a random next sentence needs another document.
+        num_validation = max(2, round(num_documents * self.validation_share))
+        order = np.random.default_rng([self.seed, _DEALING]).permutation(num_documents)
+        return {"train": order[num_validation:], "validation": order[:num_validation]}
