@@ -160,18 +160,13 @@ class RouteBuilder:
                 arena=self._arena,
                 gather=self.gather,
             )
-            line = calibration.measure(name, counts, CALIBRATION_S / self._num_lines)
+            sync = self.plan.sync
+            num_lines = int(sync.fusion.rule == "mgwfbp")
+            if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
+                num_lines += 2
+            line = calibration.measure(name, counts, CALIBRATION_S / num_lines)
         self._costs.append(line)
         return line
-
-    @property
-    def _num_lines(self) -> int:
-        sync, num_lines = self.plan.sync, 0
-        if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
-            num_lines += 2
-        if sync.fusion.rule == "mgwfbp":
-            num_lines += 1
-        return num_lines
 
     def _predicted_line(self, name: str, method: Method, wire: Wire, counts: list[int], network: str) -> LineCost:
         width = self._wire(wire).bytes_per_element / ELEMENT_BYTES
