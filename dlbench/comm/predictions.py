@@ -303,11 +303,9 @@ def _modelled(case: _Case, name: str) -> PredictedSeries:
     request, sizes = case.request, list(case.request.sizes)
     if request.workload_bytes is not None:
         sizes.append(case.whole(request.workload_bytes))
-    series = _series(name, [case.price(name, size) for size in sizes], request)
     error = case.network.error_of(request.collective, name)
-    if error is not None and error.is_poor:
-        return replace(series, poor_error=error.worst)
-    return series
+    poor_error = error.worst if error is not None and error.is_poor else None
+    return replace(_series(name, [case.price(name, size) for size in sizes], request), poor_error=poor_error)
 
 
 def _line_series(line: LineCost, request: PredictionRequest) -> PredictedSeries:
@@ -318,10 +316,8 @@ def _line_series(line: LineCost, request: PredictionRequest) -> PredictedSeries:
             factor = 1 + line.half_width
             price = Price(price.seconds, price.seconds / factor, price.seconds * factor)
         prices.append(price)
-    series = replace(_series(line.name, prices, request), is_line=True)
-    if line.sizes is None:
-        return series
-    return replace(series, beyond="".join(_sizes_beyond(request.sizes, line.sizes)))
+    beyond = "" if line.sizes is None else "".join(_sizes_beyond(request.sizes, line.sizes))
+    return replace(_series(line.name, prices, request), is_line=True, beyond=beyond)
 
 
 def _series(name: str, prices: Sequence[Price], request: PredictionRequest) -> PredictedSeries:

@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, WholeState, settings_of
-from dlbench.node.sync.groups import TorchGroup
-from dlbench.node.sync.run_store import TorchRanks
+from dlbench.node.sync.run_store import TorchGroup, TorchRanks
 from dlbench.node.sync.timing import (
     BackwardWatch,
     MessageInFlight,

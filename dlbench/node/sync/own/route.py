@@ -16,8 +16,9 @@ import torch
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.groups import Communicators, GroupRanks, RankGroup, RankGroups, make_groups, make_world
+from dlbench.node.sync.engine import Communicators, RankGroup
 from dlbench.node.sync.own.buckets import arena_elements
+from dlbench.node.sync.run_store import GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer, ring_bytes
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line, hybrid_threshold
