@@ -175,9 +175,7 @@ def _one_root_and_side(all_series: Sequence[OutputSeries], left_out: list[str]) 
 
 
 def _short(series: OutputSeries) -> str:
-    if not series.line:
-        return series.path.name
-    return f"{series.path.name}: line {series.line}"
+    return replace(series, path=Path(series.path.name)).where
 
 
 def _source(series: OutputSeries, layout: Layout, assumed: str) -> str:
