@@ -9,7 +9,7 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -272,7 +272,7 @@ class BackwardWatch:
         self.steps: list[WatchedStep] = []
         self._current: WatchedStep | None = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
 
     def attach(self, model: nn.Module) -> None:
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -292,15 +292,13 @@ class BackwardWatch:
                 if self._current is not None:
                     self._current.ready[name] = self.clock.mark()
 
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(record))  # type: ignore[no-untyped-call]
+            self._hooks.enter_context(parameter.register_post_accumulate_grad_hook(record))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Ends watching and drops a step that was not finished."""
         self.is_open = False
         self._current = None
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
         if self.steps:
             self.clock.anchor()
             self.clock.settle()
