@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import NormalDist
@@ -18,7 +18,7 @@ from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measured
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.report.table import column
-from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, FitError, LineCost, NetworkModel
+from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, Collective, FitError, LineCost, NetworkModel
 from dlbench.stats.multiplicity import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000  # Errors of messages of this size or more, as gradients have, are listed separately.
@@ -38,10 +38,6 @@ class Scope:
         return f"{self.system}, {self.carrier}, {self.dtype}"
 
 
-def _recommended_text(is_poor: bool) -> str | None:
-    return "no: errors too large" if is_poor else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictionErrors:
     """Errors of predictions over some points, as |predicted / measured - 1|."""
@@ -50,7 +46,7 @@ class PredictionErrors:
     num_points: int = field(metadata=column("Count", ""))
     median: float = field(metadata=column("Median error", "", unit="fraction"))
     worst: float = field(metadata=column("Worst", "", unit="fraction"))
-    is_poor: bool = field(default=False, metadata=column("Recommended", "", text=_recommended_text))
+    is_poor: bool = field(default=False, metadata=column("Recommended", "", text={True: "no: errors too large"}.get))
     """Whether the points are of one algorithm whose predictions are too far off for a recommendation."""
 
 
@@ -81,20 +77,14 @@ class Fits:
         """Returns the series of a group with the predictions of fits that did not see the points."""
         all_series = []
         for series in group.series:
-            fit = self.of(group, series.carrier)
-            if not series.is_library and fit is not None:
-                series = replace(series, rows=tuple(_with_predictions(group, series, fit)))
-            all_series.append(series)
+            fit, rows = self.of(group, series.carrier), list(series.rows)
+            for index, row in enumerate(series.rows):
+                point = (group.id, series.title, row.num_bytes)
+                if not series.is_library and fit is not None and point in fit.predicted:
+                    seconds = fit.predicted[point]
+                    rows[index] = replace(row, predicted_s=seconds, predicted_over_measured=seconds / row.time.value)
+            all_series.append(replace(series, rows=tuple(rows)))
         return tuple(all_series)
-
-
-def _with_predictions(group: CollectiveGroup, series: MeasuredSeries, fit: NetworkFit) -> Iterator[Measurement]:
-    for row in series.rows:
-        seconds = fit.predicted.get((group.id, series.title, row.num_bytes))
-        if seconds is None:
-            yield row
-        else:
-            yield replace(row, predicted_s=seconds, predicted_over_measured=seconds / row.time.value)
 
 
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
@@ -204,7 +194,7 @@ def lines_of(table: CollectiveTable, scope: Scope) -> tuple[LineCost, ...]:
         for series in group.series:
             if series.startup_s is None or series.per_byte_s is None:
                 continue
-            key = (line_name(group, series), group.layout.ranks)
+            key = (line_name(series.carrier, group.collective, series.algorithm), group.layout.ranks)
             if key not in chosen or chosen[key][0] < plan.layout.nodes:
                 line = LineCost(
                     name=key[0],
@@ -229,14 +219,12 @@ def _half_width(rows: Sequence[Measurement]) -> float | None:
     return math.expm1(NormalDist().inv_cdf(0.975) * stretch(runs) * math.sqrt(1 - 1 / runs) * median)
 
 
-def line_name(group: CollectiveGroup, series: MeasuredSeries) -> str:
+def line_name(carrier: str, collective: Collective, algorithm: str) -> str:
     """Returns the name of a line, e.g. `gloo flat` (a library's all-reduce), `gloo ring`, `gloo all-gather ring`."""
-    carrier = series.carrier.removeprefix("torch-")
-    if group.collective == "allreduce" and series.algorithm in (LIBRARY, IN_PLACE):
-        return f"{carrier} flat"
-    if group.collective == "allreduce":
-        return f"{carrier} {series.algorithm}"
-    return f"{carrier} {group.collective} {series.algorithm}"
+    words = [carrier.removeprefix("torch-"), collective, algorithm]
+    if collective == "allreduce":
+        words[1:] = ["flat" if algorithm in (LIBRARY, IN_PLACE) else algorithm]
+    return " ".join(words)
 
 
 def _fit(

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from dlbench.comm.fits import NetworkFit, Scope, fit_of
+from dlbench.comm.fits import NetworkFit, Scope, fit_of, line_name
 from dlbench.comm.tables import IN_PLACE, OUT_OF_PLACE, ROUNDED, OutputSeries, read_output
 from dlbench.errors import UserError
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing
 from dlbench.perfmodels.predictions import STAND_INS, bus_factor
 from dlbench.perfmodels.schedules import Layout
-from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, LevelName, LineCost, NetworkModel
+from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, LIBRARY, Collective, LevelName, LineCost, NetworkModel
 
 PER_RANK = ("all-gather", "scatter", "gather", "all-to-all")
 """Collectives for which OSU prints the bytes that a rank sends to one other rank, not those of its buffer."""
@@ -175,9 +175,7 @@ def _one_root_and_side(all_series: Sequence[OutputSeries], left_out: list[str]) 
 
 
 def _short(series: OutputSeries) -> str:
-    if not series.line:
-        return series.path.name
-    return f"{series.path.name}: line {series.line}"
+    return replace(series, path=Path(series.path.name)).where
 
 
 def _source(series: OutputSeries, layout: Layout, assumed: str) -> str:
@@ -192,10 +190,7 @@ def _source(series: OutputSeries, layout: Layout, assumed: str) -> str:
 
 
 def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> Iterator[LineCost]:
-    carrier = measured[0][0].carrier
-    name = f"{carrier} {collective} library"
-    if collective == "allreduce":
-        name = f"{carrier} flat"
+    name = line_name(measured[0][0].carrier, collective, LIBRARY)
     for count in sorted({layout.ranks for _, layout in measured}):
         group_size = min(layout.group_size for _, layout in measured if layout.ranks == count)
         chosen = Layout(ranks=count, group_size=group_size)

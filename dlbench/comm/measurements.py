@@ -244,7 +244,7 @@ def layout_of(run: CommRun) -> Layout:
 
 def group_id(run: CommRun) -> str:
     """Returns a digest, stable over time and machines, that is equal for runs whose points may be averaged."""
-    content = {**_comparable(run), "asked": system_content(run.plan)}
+    content = {**comparable(run), "asked": system_content(run.plan)}
     assert run.record is not None
     points = run.record.points
     if any(point.algorithm == "hierarchical" and (point.chunks or 1) > 1 for point in points):
@@ -252,12 +252,8 @@ def group_id(run: CommRun) -> str:
     return digest_of(content)
 
 
-def comparable_id(run: CommRun) -> str:
-    """Returns a digest that is equal for runs that may be compared; their system settings may differ."""
-    return digest_of(_comparable(run))
-
-
-def _comparable(run: CommRun) -> dict[str, object]:
+def comparable(run: CommRun) -> dict[str, object]:
+    """Returns what is equal for runs that may be compared; their system settings may differ."""
     plan = run.plan
     assert run.record is not None
     content: dict[str, object] = {

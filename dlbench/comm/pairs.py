@@ -35,10 +35,12 @@ class PairFigure:
     level: LevelName = field(metadata=column("Where", text=lambda level: LEVEL_TITLES[level]))
     way: str = field(metadata=column("Measured by", is_brief=True))
     at: Measurement
-    beside: Estimate | None = field(metadata=column("With congestors", "beside_s"))  # Median time.
-    factor: Estimate | None = field(metadata=column("Factor, mean", text=times_cell, is_brief=True))
+    beside: Estimate | None = field(default=None, metadata=column("With congestors", "beside_s"))  # Median time.
+    factor: Estimate | None = field(default=None, metadata=column("Factor, mean", text=times_cell, is_brief=True))
     """Mean time of an operation with congestors over that without, in pairs of the same run."""
-    factor_p99: Estimate | None = field(metadata=column("Factor, 99th percentile", text=times_cell, is_brief=True))
+    factor_p99: Estimate | None = field(
+        default=None, metadata=column("Factor, 99th percentile", text=times_cell, is_brief=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +112,6 @@ def _figures(group: CollectiveGroup) -> Iterator[PairFigure]:
             level=group.layout.level(*pair),
             way=operation,
             at=measurement(tuple(alone.items()), 0),
-            beside=None,
-            factor=None,
-            factor_p99=None,
         )
         if congested:
             slowed = measurement(tuple(congested.items()), 0)

@@ -62,14 +62,14 @@ class PredictedSeries:
     """Predicted times of one algorithm, or of a library's line."""
 
     name: str
-    is_line: bool  # Whether it is a line through measured sizes at this rank count.
+    is_line: bool = False  # Whether it is a line through measured sizes at this rank count.
     seconds: tuple[float, ...]  # By size.
     low: tuple[float, ...] | None  # Low ends of 95 % intervals, by size; None: fit of single runs.
     high: tuple[float, ...] | None
     phi: tuple[float, ...]
     """Flows that a link of the busiest level carries at once (the contention coefficient of Kahira et al., HPDC 2021),
     by size, then for all gradients if they are given; empty for lines and cables."""
-    beyond: str  # Reason why a line is an extrapolation at some of these sizes.
+    beyond: str = ""  # Reason why a line is an extrapolation at some of these sizes.
     workload_s: float | None  # Time of all gradients as one message.
     workload_low_s: float | None = None
     workload_high_s: float | None = None
@@ -303,11 +303,9 @@ def _modelled(case: _Case, name: str) -> PredictedSeries:
     request, sizes = case.request, list(case.request.sizes)
     if request.workload_bytes is not None:
         sizes.append(case.whole(request.workload_bytes))
-    series = _series(name, [case.price(name, size) for size in sizes], request)
     error = case.network.error_of(request.collective, name)
-    if error is not None and error.is_poor:
-        return replace(series, poor_error=error.worst)
-    return series
+    poor_error = error.worst if error is not None and error.is_poor else None
+    return replace(_series(name, [case.price(name, size) for size in sizes], request), poor_error=poor_error)
 
 
 def _line_series(line: LineCost, request: PredictionRequest) -> PredictedSeries:
@@ -318,10 +316,8 @@ def _line_series(line: LineCost, request: PredictionRequest) -> PredictedSeries:
             factor = 1 + line.half_width
             price = Price(price.seconds, price.seconds / factor, price.seconds * factor)
         prices.append(price)
-    series = replace(_series(line.name, prices, request), is_line=True)
-    if line.sizes is None:
-        return series
-    return replace(series, beyond="".join(_sizes_beyond(request.sizes, line.sizes)))
+    beyond = "" if line.sizes is None else "".join(_sizes_beyond(request.sizes, line.sizes))
+    return replace(_series(line.name, prices, request), is_line=True, beyond=beyond)
 
 
 def _series(name: str, prices: Sequence[Price], request: PredictionRequest) -> PredictedSeries:
@@ -329,12 +325,10 @@ def _series(name: str, prices: Sequence[Price], request: PredictionRequest) -> P
     workload = next(iter(prices[len(of_sizes) :]), None)
     return PredictedSeries(
         name=name,
-        is_line=False,
         seconds=tuple(price.seconds for price in of_sizes),
         low=tuple(price.low for price in of_sizes if price.low is not None) or None,
         high=tuple(price.high for price in of_sizes if price.high is not None) or None,
         phi=tuple(price.phi for price in prices if price.phi is not None),
-        beyond="",
         workload_s=workload and workload.seconds,
         workload_low_s=workload and workload.low,
         workload_high_s=workload and workload.high,

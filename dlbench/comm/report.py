@@ -8,7 +8,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
-from dlbench.analysis.comparability import Condition, differing_settings, unique_labels
+from dlbench.analysis.comparability import Condition, differing_settings, digest_of, unique_labels
 from dlbench.analysis.environments import (
     LOAD_CODES,
     Doubt,
@@ -28,7 +28,7 @@ from dlbench.comm.measurements import (
     MeasuredGroup,
     MeasuredSeries,
     Rejected,
-    comparable_id,
+    comparable,
     layout_of,
     name_of,
     tabulate,
@@ -124,7 +124,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
         group_ids |= dict.fromkeys(map(id, group.runs), group.id)
     fits = fit_all(table)
     reasons = {id(item.run): (item.state, item.why) for item in table.without}
-    settings = differing_settings([(comparable_id(group.sample), group.sample.plan) for group in all_groups])
+    settings = differing_settings([(digest_of(comparable(group.sample)), group.sample.plan) for group in all_groups])
     conditions = {
         group.id: (*conditions_of(group), *differing) for group, differing in zip(all_groups, settings, strict=True)
     }

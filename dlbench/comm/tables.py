@@ -209,7 +209,11 @@ class OutputReader:
         if words[:1] == ["nThread"]:
             self._hosts, self._groups = {}, set()
         elif device := DEVICE.match(text):
-            self._add_device(*device.groups())
+            rank, group, host = device.groups()
+            if rank in self._hosts:
+                raise ValueError(f"rank {rank} again: each process measured alone; build nccl-tests with MPI=1")
+            self._hosts[rank] = host
+            self._groups.add(group)
         elif title := TITLE.match(text):
             self._open_osu(*title.groups())
         elif words[:3] == ["size", "count", "type"]:
@@ -231,12 +235,6 @@ class OutputReader:
         if self._prefix is None:
             return line
         return self._prefix.sub("", line, count=1)
-
-    def _add_device(self, rank: str, group: str | None, host: str) -> None:
-        if rank in self._hosts:
-            raise ValueError(f"rank {rank} again: each process measured alone; build nccl-tests with MPI=1")
-        self._hosts[rank] = host
-        self._groups.add(group)
 
     def _take_row(self, table: NcclTable | OsuTable, line: str, text: str, *, is_cut: bool) -> None:
         if isinstance(table, NcclTable):

@@ -300,11 +300,11 @@ class StreamSampleClock(HostSampleClock):
         self._timer = StreamTimer(clock, barrier)
 
     def time(self, contestant: Contestant, runs: int, operations: int, kind: object = None) -> Sample:
-        first, seconds, is_late = 0, 0.0, False
+        first, total_s, was_late = 0, 0.0, False
         for _ in range(runs):
             contestant.line_up()
             first = first or time.perf_counter_ns()
-            sample = self._timer.time(partial(contestant.run, operations), operations, kind)
-            seconds += sample.seconds
-            is_late |= sample.is_late
-        return Sample(first, round(seconds * 1e9), is_late)
+            seconds, is_late = self._timer.time(partial(contestant.run, operations), operations, kind)
+            total_s += seconds
+            was_late |= is_late
+        return Sample(first, round(total_s * 1e9), was_late)

@@ -45,7 +45,7 @@ class Inputs:
         self.dtype = dtype
         self._largest = max(2, min(_LARGEST_ENTRY, EXACT[dtype] // ranks))  # Largest entry; sums of it are exact.
         generator = torch.Generator().manual_seed(SEED)
-        self._pattern = torch.randint(ENTRIES, (min(max(1, elements), PATTERN_LENGTH),), generator=generator)
+        self.pattern = torch.randint(ENTRIES, (min(max(1, elements), PATTERN_LENGTH),), generator=generator)
 
     @property
     def is_sum(self) -> bool:
@@ -81,8 +81,8 @@ class Inputs:
 
     def source(self) -> torch.Tensor:
         vector = torch.empty(self.elements, dtype=DTYPES[self.dtype])
-        pattern = self.table(self.rank).to(vector.dtype)[self._pattern]
-        for at, low, high in self._pieces(0, self.elements):
+        pattern = self.table(self.rank).to(vector.dtype)[self.pattern]
+        for at, low, high in self.pieces(0, self.elements):
             vector[at : at + high - low] = pattern[low:high]
         return vector
 
@@ -115,14 +115,9 @@ class Inputs:
             table = torch.stack([self.table(i) for i in range(p)]).sum(dim=0) * float(p) ** (chained - 1)
         return [Expected(first, first, count, table)]
 
-    def expected_values(self, part: Expected) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields first element in the buffer and expected values, in float64 and in pieces."""
-        for at, low, high in self._pieces(part.first, part.count):
-            yield part.at + at, part.table[self._pattern[low:high]]
-
-    def _pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    def pieces(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
         """Yields pieces of the repeated pattern from element `first` on: offset, begin and end in the pattern."""
-        length = len(self._pattern)
+        length = len(self.pattern)
         done = 0
         while done < count:
             low = (first + done) % length
@@ -148,7 +143,8 @@ def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> ResultCheck:
     num_wrong = num_infinite = 0
     example = ""
     for part in inputs.expected(chained):
-        for at, expected in inputs.expected_values(part):
+        for offset, low, high in inputs.pieces(part.first, part.count):
+            at, expected = part.at + offset, part.table[inputs.pattern[low:high]]
             values = data[at : at + len(expected)].to(device="cpu", dtype=torch.float64)
             errors = (values - expected).abs() / expected
             is_wrong = ~(errors <= tolerance)  # also for NaN

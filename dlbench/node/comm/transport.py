@@ -20,8 +20,7 @@ import torch.distributed as dist
 from dlbench.errors import EnvironmentLacksError, ExitCode, PeerLostError, first_line
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.groups import gather_over_torch
-from dlbench.node.sync.run_store import meet
+from dlbench.node.sync.run_store import gather_over_torch, meet
 from dlbench.records.folder import RunFolder
 from dlbench.specs.launch import LauncherName
 

@@ -265,12 +265,8 @@ class AttentionWatch:
         self._batches = {"masked": 0, "unmasked": 0, "unpadded": 0}
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        if "tokens" in batch:
-            self._batches["unpadded"] += 1
-        elif "attention_mask" in batch:
-            self._batches["masked"] += 1
-        else:
-            self._batches["unmasked"] += 1
+        kinds = {"tokens": "unpadded", "attention_mask": "masked"}
+        self._batches[next((kind for key, kind in kinds.items() if key in batch), "unmasked")] += 1
         return self._loss(model, batch)
 
     def settings(self) -> list[Setting]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -147,15 +147,11 @@ def _trace(model: nn.Module, run_once: Callable[[], object]) -> ModuleCall:
         call.output = output
         call.changes_input = call.input is not None and call.input._version != call.version
 
-    hooks: list[Any] = []
-    try:
+    with ExitStack() as hooks:
         for module in model.modules():
-            hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            hooks.append(module.register_forward_hook(leave, with_kwargs=True))
+            hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(leave, with_kwargs=True))
         run_once()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return root
 
 
@@ -268,17 +264,13 @@ def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable
 
         return hook
 
-    hooks: list[Any] = []
-    try:
+    with ExitStack() as hooks:
         for number, calls in enumerate(units):
             for call in calls:
-                hooks.append(call.module.register_forward_pre_hook(enter(number)))
-                hooks.append(call.module.register_forward_hook(leave(number, call is calls[-1])))
+                hooks.enter_context(call.module.register_forward_pre_hook(enter(number)))
+                hooks.enter_context(call.module.register_forward_hook(leave(number, call is calls[-1])))
         with uses, saved_tensors_hooks(uses.save, lambda tensor: tensor):
             run_once()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return uses.shared
 
 

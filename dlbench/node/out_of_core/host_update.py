@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -43,10 +43,10 @@ class ForwardOrder:
                 if parameter.requires_grad:
                     self._owners.setdefault(parameter, []).append(name)
         self._calls: dict[str, int] = {}  # Position of each module in the order of first calls, by name.
-        self._hooks = []
+        self._hooks = ExitStack()
         for name in dict.fromkeys(chain([""], *self._owners.values())):
             if is_hooked:
-                self._hooks.append(self._modules[name].register_forward_pre_hook(partial(self._called, name)))
+                self._hooks.enter_context(self._modules[name].register_forward_pre_hook(partial(self._called, name)))
             else:
                 self._calls[name] = len(self._calls)
 
@@ -79,9 +79,7 @@ class ForwardOrder:
         return [(parameters, modules) for parameters, modules in groups if parameters]
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
 
 
 class HostParameters:

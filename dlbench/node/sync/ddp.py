@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, WholeState, settings_of
-from dlbench.node.sync.groups import TorchGroup
-from dlbench.node.sync.run_store import TorchRanks
+from dlbench.node.sync.run_store import TorchGroup, TorchRanks
 from dlbench.node.sync.timing import (
     BackwardWatch,
     MessageInFlight,
@@ -42,8 +41,8 @@ from dlbench.specs.sync import AUTO
 from dlbench.units import exact_bytes
 
 if TYPE_CHECKING:
+    from dlbench.node.sync.fsdp.shared_layers import SlabLayers
     from dlbench.node.sync.sharded_update import ShardedUpdate  # torch's takes a second to import
-    from dlbench.node.sync.spatial import SlabLayers
 
 POWERSGD_START = 2
 """Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs fixed buckets."""
@@ -80,7 +79,7 @@ class DdpEngine(TorchRanks):
     ) -> tuple[nn.Module, Optimizer]:
         """Wraps the model; DDP broadcasts rank 0's parameters and buffers itself."""
         if self._plan.engine.spatial_ranks > 1:
-            from dlbench.node.sync.spatial import SlabLayers
+            from dlbench.node.sync.fsdp.shared_layers import SlabLayers
 
             self._slabs = SlabLayers(self._plan, self._place, self._device, self.beat)
             self._slabs.divide(model)

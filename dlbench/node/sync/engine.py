@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -17,8 +17,6 @@ from dlbench.records.record import CollectiveWaits, EmulationResult, Setting, St
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-    from dlbench.node.sync.groups import Communicators  # which an engine of one rank does without
 
 
 Batch = dict[str, torch.Tensor]
@@ -87,6 +85,53 @@ def _share_where_equal(tensor: torch.Tensor, like: torch.Tensor | None) -> torch
     if like is None or tensor.shape != like.shape:
         return tensor
     return share_of(tensor, like)
+
+
+class RankGroup(Protocol):
+    """A communicator of ranks that all make the same calls in the same order; sums are not divided by their number."""
+
+    # Vectors are one-dimensional, contiguous and floating; a call returns when this rank's part is done.
+
+    ranks: tuple[int, ...]  # Its ranks in the run, ascending.
+    index: int  # Position of this rank in `ranks`.
+    carrier: str  # Library that sends the bytes, e.g. gloo, mpi, nccl.
+
+    def sum(self, vector: torch.Tensor) -> None:
+        """All-reduces `vector`: replaces it by the sum over ranks."""
+
+    def begin_sum(self, vector: torch.Tensor) -> Callable[[], object]:
+        """Begins `sum` and returns a function that waits for its end; at most two may be in flight."""
+
+    def reduce_scatter(self, vector: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's share (shape: n / ranks) of the sum; n must divide by the number of ranks."""
+
+    def all_gather(self, share: torch.Tensor, vector: torch.Tensor) -> None:
+        """Fills `vector` (n) with the shares (n / ranks each) of all ranks, by index."""
+
+    def reduce(self, vector: torch.Tensor, root: int) -> None:
+        """Replaces `vector` by the sum on the rank with index `root`; leaves it undefined elsewhere."""
+
+    def broadcast(self, vector: torch.Tensor, root: int) -> None:
+        """Replaces `vector` by that of the rank with index `root`."""
+
+    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the tensors of all ranks, of equal lengths, by index."""
+
+    def all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """Sends row i to the rank with index i; returns the rows for this rank, by index: shape of `rows`."""
+
+
+class Communicators(Protocol):
+    """A started library that makes groups of its ranks."""
+
+    carrier: str  # Library that sends the bytes, e.g. gloo, mpi, nccl.
+    reduce_is_sum: bool  # Whether the library lacks a reduce to one rank, so that groups sum on every rank instead.
+
+    def group(self, ranks: Sequence[int]) -> RankGroup | None:
+        """Makes a group of ascending ranks, on all ranks in the same order; None if this rank is not in it."""
+
+    def broadcast_parameters(self, model: nn.Module) -> None:
+        """Replaces all ranks' parameters and buffers by those of rank 0."""
 
 
 class Engine:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.ddp import DdpEngine
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, Value, WholeState, settings_of
-from dlbench.node.sync.groups import GroupRanks, RankGroups, TorchGroup, make_groups
+from dlbench.node.sync.run_store import GroupRanks, RankGroups, TorchGroup, make_groups
 from dlbench.node.sync.timing import clock_for, median, ring_bytes
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.record import Setting

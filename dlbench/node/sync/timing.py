@@ -9,9 +9,9 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -272,7 +272,7 @@ class BackwardWatch:
         self.steps: list[WatchedStep] = []
         self._current: WatchedStep | None = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
 
     def attach(self, model: nn.Module) -> None:
         self._parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -292,15 +292,13 @@ class BackwardWatch:
                 if self._current is not None:
                     self._current.ready[name] = self.clock.mark()
 
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(record))  # type: ignore[no-untyped-call]
+            self._hooks.enter_context(parameter.register_post_accumulate_grad_hook(record))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Ends watching and drops a step that was not finished."""
         self.is_open = False
         self._current = None
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
         if self.steps:
             self.clock.anchor()
             self.clock.settle()
@@ -474,13 +472,6 @@ def enough_operations(seconds: float, operations: int, most: int) -> int:
     return next_operations
 
 
-class StreamSample(NamedTuple):
-    """A sample timed in the stream of a GPU."""
-
-    seconds: float
-    is_late: bool  # Whether the device began before the host had queued everything, so that it may have waited.
-
-
 class StreamTimer:
     """Times operations in the current stream, without the host's calls between them, which can take longer."""
 
@@ -494,8 +485,10 @@ class StreamTimer:
         self._call_s: dict[Hashable, float] = {}  # Seconds that the host took to queue a call, by kind of call.
         self._stretch = 1.0  # Factor on a requested sleep, so that it lasts as long as requested.
 
-    def time(self, run: Callable[[], object], calls: int, kind: Hashable) -> StreamSample:
-        """Times `run`, which queues `calls` calls of a `kind`; returns when the device has done them."""
+    def time(self, run: Callable[[], object], calls: int, kind: Hashable) -> tuple[float, bool]:
+        """Times `run`, which queues `calls` calls of a `kind`, until the device has done them. Returns seconds, and
+        whether the device began before the host had queued everything, so that it may have waited.
+        """
         clock = self._clock
         call_s = self._call_s.get(kind, _FIRST_CALL_S)
         sleep_s = min(_BARRIER_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S)
@@ -517,4 +510,4 @@ class StreamTimer:
             self._stretch *= sleep_s / slept_s
         seconds = clock.between(start, end)
         clock.give_back([before_sleep, after_sleep, start, end])
-        return StreamSample(seconds, is_late)
+        return seconds, is_late

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dlbench.errors import UserError
-from dlbench.node.sync.groups import RankGroup
+from dlbench.node.sync.engine import RankGroup
 from dlbench.specs.sync import INT8_BLOCK, Wire
 
 DenseSum = Callable[[torch.Tensor], None]
@@ -91,10 +91,8 @@ def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
     """Returns the format that `sync.wire` names; `density` and `world_size` are for topk."""
     if name == "fp32":
         return WireFormat()
-    if name == "fp16":
-        return NarrowWire(name, torch.float16)
-    if name == "bf16":
-        return NarrowWire(name, torch.bfloat16)
+    if name in ("fp16", "bf16"):
+        return NarrowWire(name, {"fp16": torch.float16, "bf16": torch.bfloat16}[name])
     if name == "topk":
         return TopkWire(density, world_size)
     if name == "int8":

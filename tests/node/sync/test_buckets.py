@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import RunError
-from dlbench.node.sync.groups import MAX_BYTES, GroupRanks, RankGroup, RankGroups, gather_json
+from dlbench.node.sync.engine import RankGroup
 from dlbench.node.sync.own import buckets, route
 from dlbench.node.sync.own.buckets import ExchangeMoments, ExchangeThread, StepMoments, gradient_times
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
+from dlbench.node.sync.run_store import MAX_BYTES, GroupRanks, RankGroups, gather_json
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.schedules import Layout, level_chunks
 from dlbench.specs.comm import Level, LineCost, NetworkModel, Piece

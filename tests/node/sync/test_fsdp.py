@@ -19,7 +19,7 @@ from dlbench.errors import UserError
 from dlbench.node.models.build import build_model
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.fsdp.engine import FsdpEngine, blocks_of
-from dlbench.node.sync.fsdp.tensor import SharedLayers
+from dlbench.node.sync.fsdp.shared_layers import SharedLayers
 from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, CommWatch, WatchedCalls
 from dlbench.node.sync.timing import Clock
 from dlbench.records.exchange import carried

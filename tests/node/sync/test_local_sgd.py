@@ -23,8 +23,7 @@ from dlbench.errors import UserError
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.part import StepSchedule
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import Engine
-from dlbench.node.sync.groups import Communicators
+from dlbench.node.sync.engine import Communicators, Engine
 from dlbench.node.sync.local_sgd import LocalSgd
 from dlbench.node.sync.sharded_update import ShardedUpdate, sharding_setting
 from dlbench.node.sync.timing import Clock, tree_bytes

@@ -25,8 +25,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.synthetic import BatchCopier, synthetic_batch
 from dlbench.node.models import resnet
 from dlbench.node.models.build import build_model, network_of
-from dlbench.node.sync.engine import Engine, SingleEngine
-from dlbench.node.sync.groups import RankGroup
+from dlbench.node.sync.engine import Engine, RankGroup, SingleEngine
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.wire import OverflowCount, build_wire, magnitudes
 from dlbench.node.training import phases

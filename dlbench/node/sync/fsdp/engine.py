@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import MessageSpan, settings_of
-from dlbench.node.sync.fsdp.tensor import SharedLayers, by_mesh
+from dlbench.node.sync.fsdp.shared_layers import SharedLayers, by_mesh
 from dlbench.node.sync.fsdp.watched_comm import ACTIVATIONS, GATHER, REDUCE, SCATTER, CommWatch, of_gradients
 from dlbench.node.sync.run_store import TorchRanks
 from dlbench.node.sync.timing import layout, mean_over_ranks, messages_of, ring_bytes
@@ -61,8 +61,13 @@ class FsdpEngine(TorchRanks):
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._num_elements = {name: parameter.numel() for parameter, name in names.items()}
         self._watch = CommWatch(self._device, mark_backward, self.beat, self._backend)
-        mesh = self._make_mesh()
-        dimensions = mesh.mesh_dim_names or ()
+        # The mesh of replicas, shards and tensor-parallel neighbours, without dimensions of one rank.
+        tensor_ranks, size = self._settings.tensor_ranks, self._place.size
+        lengths = {"replicate": self._replicas, "shard": self._shard_ranks, "tensor": tensor_ranks}
+        is_sharded = tensor_ranks < size or size == 1
+        dimensions = tuple(name for name in lengths if lengths[name] > 1 or (name == "shard" and is_sharded))
+        shape = tuple(map(lengths.__getitem__, dimensions))
+        mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=dimensions)
         if "tensor" in dimensions:
             self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
             self._tensor.divide(model)
@@ -82,15 +87,6 @@ class FsdpEngine(TorchRanks):
             optimizer.all_reduce = self._sum
         self._optimizer = optimizer
         return model, optimizer
-
-    def _make_mesh(self) -> DeviceMesh:
-        """Makes the mesh of replicas, shards and tensor-parallel neighbours, without dimensions of one rank."""
-        tensor_ranks, size = self._settings.tensor_ranks, self._place.size
-        lengths = {"replicate": self._replicas, "shard": self._shard_ranks, "tensor": tensor_ranks}
-        is_sharded = tensor_ranks < size or size == 1
-        names = [name for name, length in lengths.items() if length > 1 or (name == "shard" and is_sharded)]
-        shape = tuple(lengths[name] for name in names)
-        return init_device_mesh(self._device.type, shape, mesh_dim_names=tuple(names))
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16 if self._wire == "bf16" else None)
@@ -345,15 +341,11 @@ class FsdpEngine(TorchRanks):
             ("sync.wire", self._wire, self._wire_in_force, "bytes of the reduce-scatters"),
         )
         if requested.prefetch != 1:
-            settings += settings_of(self._prefetch_row())
+            ahead, how = min(requested.prefetch, max(0, len(self._modules) - 2)), "blocks ahead, as given to torch"
+            if self._device.type != "cuda" or ahead == 0:
+                ahead, how = 0, "a CPU's gather ends before its call returns"
+            settings += settings_of(("engine.fsdp.prefetch", requested.prefetch, ahead, how))
         return settings
-
-    def _prefetch_row(self) -> tuple[str, int, int, str]:
-        key, requested = "engine.fsdp.prefetch", self._settings.prefetch
-        ahead = min(requested, max(0, len(self._modules) - 2))
-        if self._device.type != "cuda" or ahead == 0:
-            return key, requested, 0, "a CPU's gather ends before its call returns"
-        return key, requested, ahead, "blocks ahead, as given to torch"
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -89,7 +89,7 @@ class CommWatch:
         self._mark_backward, self._is_marked, self._beat = mark_backward, False, beat
         self._scatters = self._expected_scatters = 0
         self._is_paused = False
-        self._hooks: list[Any] = []
+        self._hooks = ExitStack()
         # Collectives run in other streams, but the backward pass ends in the one that computes.
         self._compute_stream: AbstractContextManager[object] = nullcontext()
         if device.type == "cuda":
@@ -200,16 +200,15 @@ class CommWatch:
             def arrive(kind: str, name: str = name) -> None:
                 self._now.arrivals[name, kind].append(self.clock.mark())
 
-            self._hooks += _arrival_hooks(module, arrive)
+            for hook in _arrival_hooks(module, arrive):
+                self._hooks.enter_context(hook)
 
     def close(self) -> None:
         if self.is_open and self.steps:
             self.clock.anchor()
             self.clock.settle()
         self.is_open = False
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._hooks.close()
         self._seconds.clear()
         self.measured = 0
 

@@ -21,7 +21,6 @@ from dlbench.node import rendezvous
 from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan, Value, settings_of
-from dlbench.node.sync.groups import gather_json
 from dlbench.node.sync.horovod.report import (
     NOT_READ,
     NOT_WATCHED,
@@ -39,7 +38,7 @@ from dlbench.node.sync.horovod.report import (
     wire_of,
 )
 from dlbench.node.sync.horovod.timeline import TimelineSummary, TimelineWindow
-from dlbench.node.sync.run_store import open_endpoint, serve_horovod
+from dlbench.node.sync.run_store import gather_json, open_endpoint, serve_horovod
 from dlbench.node.sync.timing import BackwardWatch, ring_bytes
 from dlbench.node.sync.wire import CheckedFp16, OverflowCount, magnitudes
 from dlbench.records.exchange import ExchangeResult
@@ -297,7 +296,13 @@ class HorovodEngine(Engine):
         self._hvd.barrier()
 
     def settings(self) -> list[Setting]:
-        settings = [*self._cycle_time()]
+        requested = None if self._tunes else self._settings.cycle_time_ms
+        effective, how = read_back("horovod_effective_cycle_time_ms", ctypes.c_double), READ
+        if effective is None:
+            how = NOT_READ
+        elif requested is not None and math.isclose(effective, requested, rel_tol=1e-6):
+            effective = requested  # Horovod's 32-bit number rounds 0.1 in the eighth digit
+        settings = settings_of(("engine.horovod.cycle_time_ms", requested, effective, how))
         if self._optimizer is not None:  # otherwise dlbench itself synchronises gradients, or nobody
             settings.insert(0, self._threshold())
             if self._place.size > 1:
@@ -305,15 +310,6 @@ class HorovodEngine(Engine):
         return settings + settings_of(
             ("engine.horovod.operations", None, self._carrier, "controller started, operations built")
         )
-
-    def _cycle_time(self) -> list[Setting]:
-        requested = None if self._tunes else self._settings.cycle_time_ms
-        effective, how = read_back("horovod_effective_cycle_time_ms", ctypes.c_double), READ
-        if effective is None:
-            how = NOT_READ
-        elif requested is not None and math.isclose(effective, requested, rel_tol=1e-6):
-            effective = requested  # Horovod's 32-bit number rounds 0.1 in the eighth digit
-        return settings_of(("engine.horovod.cycle_time_ms", requested, effective, how))
 
     def _timeline_settings(self) -> list[Setting]:
         wire, wire_evidence = self._wire, "compressor given to DistributedOptimizer"

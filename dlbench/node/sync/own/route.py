@@ -16,8 +16,9 @@ import torch
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.groups import Communicators, GroupRanks, RankGroup, RankGroups, make_groups, make_world
+from dlbench.node.sync.engine import Communicators, RankGroup
 from dlbench.node.sync.own.buckets import arena_elements
+from dlbench.node.sync.run_store import GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer, ring_bytes
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line, hybrid_threshold
@@ -160,18 +161,13 @@ class RouteBuilder:
                 arena=self._arena,
                 gather=self.gather,
             )
-            line = calibration.measure(name, counts, CALIBRATION_S / self._num_lines)
+            sync = self.plan.sync
+            num_lines = int(sync.fusion.rule == "mgwfbp")
+            if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
+                num_lines += 2
+            line = calibration.measure(name, counts, CALIBRATION_S / num_lines)
         self._costs.append(line)
         return line
-
-    @property
-    def _num_lines(self) -> int:
-        sync, num_lines = self.plan.sync, 0
-        if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
-            num_lines += 2
-        if sync.fusion.rule == "mgwfbp":
-            num_lines += 1
-        return num_lines
 
     def _predicted_line(self, name: str, method: Method, wire: Wire, counts: list[int], network: str) -> LineCost:
         width = self._wire(wire).bytes_per_element / ELEMENT_BYTES
