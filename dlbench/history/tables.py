@@ -378,7 +378,7 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
 
 def _month_column(month: str) -> Column[HostInMonth]:
     def ratio(row: HostInMonth) -> Estimate | None:
-        return row.host.ratio_of(month)
+        return next((host_month.ratio for host_month in row.host.months if host_month.month == month), None)
 
     def cell(row: HostInMonth) -> Cell | None:
         figure = ratio(row)

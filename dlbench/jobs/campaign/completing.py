@@ -79,7 +79,9 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
     series. Raises `UserError`: a run of that name exists, the series belongs to another user, or another process
     submits it. `RunError`: the files cannot be written.
     """
-    series_id = _series_of(jobs[0])
+    plan = jobs[0].plans[0]
+    assert isinstance(plan, RunPlan | CommPlan)
+    series_id = plan.series.id
     if owner := owner_of_other(root, series_id):
         raise UserError(f"{root}: series {series_id} belongs to user {owner}; choose another --series")
     run_ids = [run_id for job in jobs for run_id in job.run_ids]
@@ -97,7 +99,12 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
         is_new = not series_path(root, series_id, "json").exists()
         if not is_new:
             existing = read_series(root, series_id)
-            _require_new(existing, run_ids, root)
+            for run_id in run_ids:
+                if any(run_id in job.runs for job in existing.jobs):
+                    command = shlex.join(["dlbench", "submit", "--resume", series_id, "--out", str(root)])
+                    raise UserError(
+                        f"{run_id}: is in series {series_id} already: continue it with {command}, or {OTHER_NAME}"
+                    )
             created = existing.created
             requests += existing.requests
             entries += existing.jobs
@@ -125,16 +132,6 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
     return series_id
 
 
-def _require_new(existing: SeriesFile, run_ids: Sequence[str], root: Path) -> None:
-    existing_runs = {run_id for job in existing.jobs for run_id in job.runs}
-    for run_id in run_ids:
-        if run_id in existing_runs:
-            command = shlex.join(["dlbench", "submit", "--resume", existing.id, "--out", str(root)])
-            raise UserError(
-                f"{run_id}: is in series {existing.id} already: continue it with {command}, or {OTHER_NAME}"
-            )
-
-
 def entry_of(job: Job) -> SeriesJob:
     """Returns the entry of a job in the series file, with a comment that no other job has."""
     return SeriesJob(
@@ -143,12 +140,6 @@ def entry_of(job: Job) -> SeriesJob:
         array_limit=job.array_limit,
         comment=f"{job.run_ids[0]}/{secrets.token_hex(4)}",
     )
-
-
-def _series_of(job: Job) -> str:
-    plan = job.plans[0]
-    assert isinstance(plan, RunPlan | CommPlan)
-    return plan.series.id
 
 
 def forget(root: Path, series_id: str) -> None:
@@ -291,7 +282,7 @@ def complete(
             if state == "written":  # dlbench submits it now: no longer a script to be submitted by hand
                 append(series_path(root, series_id, "jobs"), "".join(f"{run_id} \n" for run_id in entry.runs))
             if is_adopted:
-                record_adopted(root, scheduler, job, entry, job_id)
+                record_adopted(root, series_id, scheduler, job, entry, job_id)
             else:
                 job_id = submit(scheduler, job, folders, now.series.python, after, entry.comment, (lock,))
                 append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
@@ -300,7 +291,7 @@ def complete(
         return submission_status(root, series_id)
 
 
-def record_adopted(root: Path, scheduler: Slurm, job: Job, entry: SeriesJob, job_id: str) -> None:
+def record_adopted(root: Path, series_id: str, scheduler: Slurm, job: Job, entry: SeriesJob, job_id: str) -> None:
     """Records the id of a queued job that dlbench had no answer for; its script's time is the time of submission."""
     folders = [RunFolder(root / run_id) for run_id in entry.runs]
     command = scheduler.command(job, folders[0], None, entry.comment)
@@ -308,7 +299,7 @@ def record_adopted(root: Path, scheduler: Slurm, job: Job, entry: SeriesJob, job
     with suppress(OSError):
         written = utc_text(datetime.fromtimestamp(folders[0].script.stat().st_mtime, UTC))
     keep_submission(job, folders, job_id, command, scheduler.variables(job), submitted=written)
-    append(series_path(root, _series_of(job), "jobs"), f"{entry.runs[0]} {job_id}\n")
+    append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
 
 
 def write_only(
@@ -351,7 +342,7 @@ def adopt(root: Path, series_id: str, scheduler: Slurm) -> str:
                 job_id = known_id or queue.find(RunFolder(root / entry.runs[0]), entry.comment)
                 if job_id and state in ("unsure", "written", "begun"):
                     with suppress(RunError):  # the folder was removed
-                        record_adopted(root, scheduler, job, entry, job_id)
+                        record_adopted(root, series_id, scheduler, job, entry, job_id)
             return queue.unanswered
     return ""
 
