@@ -209,7 +209,7 @@ def test_equal_commits_are_named() -> None:
 
 def rated(entries: Sequence[HistoryEntry], acknowledged: Sequence[Acknowledgement] = ()) -> Rating:
     """As the report's card says it, where no other reference is known."""
-    report: Any = SimpleNamespace(of=lambda kind: trends_of(entries, ["step_median_s"], acknowledged))
+    report: Any = SimpleNamespace(views={"history": trends_of(entries, ["step_median_s"], acknowledged)})
     point = SimpleNamespace(ranks=2, nodes=1)
     group: Any = SimpleNamespace(points=(point,), largest=point, id="0123456789ab", all_of=lambda kind: ())
     return rating(group, report)
