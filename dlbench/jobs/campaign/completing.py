@@ -79,9 +79,7 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
     series. Raises `UserError`: a run of that name exists, the series belongs to another user, or another process
     submits it. `RunError`: the files cannot be written.
     """
-    plan = jobs[0].plans[0]
-    assert isinstance(plan, RunPlan | CommPlan)
-    series_id = plan.series.id
+    series_id = _series_of(jobs[0])
     if owner := owner_of_other(root, series_id):
         raise UserError(f"{root}: series {series_id} belongs to user {owner}; choose another --series")
     run_ids = [run_id for job in jobs for run_id in job.run_ids]
@@ -99,12 +97,7 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
         is_new = not series_path(root, series_id, "json").exists()
         if not is_new:
             existing = read_series(root, series_id)
-            for run_id in run_ids:
-                if any(run_id in job.runs for job in existing.jobs):
-                    command = shlex.join(["dlbench", "submit", "--resume", series_id, "--out", str(root)])
-                    raise UserError(
-                        f"{run_id}: is in series {series_id} already: continue it with {command}, or {OTHER_NAME}"
-                    )
+            _require_new(existing, run_ids, root)
             created = existing.created
             requests += existing.requests
             entries += existing.jobs
@@ -132,6 +125,16 @@ def begin(  # noqa: PLR0913  # what a series file holds, and where it is written
     return series_id
 
 
+def _require_new(existing: SeriesFile, run_ids: Sequence[str], root: Path) -> None:
+    existing_runs = {run_id for job in existing.jobs for run_id in job.runs}
+    for run_id in run_ids:
+        if run_id in existing_runs:
+            command = shlex.join(["dlbench", "submit", "--resume", existing.id, "--out", str(root)])
+            raise UserError(
+                f"{run_id}: is in series {existing.id} already: continue it with {command}, or {OTHER_NAME}"
+            )
+
+
 def entry_of(job: Job) -> SeriesJob:
     """Returns the entry of a job in the series file, with a comment that no other job has."""
     return SeriesJob(
@@ -140,6 +143,12 @@ def entry_of(job: Job) -> SeriesJob:
         array_limit=job.array_limit,
         comment=f"{job.run_ids[0]}/{secrets.token_hex(4)}",
     )
+
+
+def _series_of(job: Job) -> str:
+    plan = job.plans[0]
+    assert isinstance(plan, RunPlan | CommPlan)
+    return plan.series.id
 
 
 def forget(root: Path, series_id: str) -> None:
