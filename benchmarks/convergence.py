@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, timed
 from dlbench.records.record import QualityResult
 from dlbench.records.scan import scan
 
@@ -66,13 +64,9 @@ def figures() -> Iterator[Figure]:
         folder = Path(temporary)
         for case in CASES:
             data = folder / case.make[0]
-            _dlbench("data", "make", case.make[0], str(data), *case.make[1:])
+            timed("data", "make", case.make[0], str(data), *case.make[1:])
             yield from _case(case, data, folder / "runs")
         yield from _large_batch(folder / "images", folder / "runs")
-
-
-def _dlbench(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dlbench", *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
 def _trained(
@@ -81,7 +75,7 @@ def _trained(
     """The qualities of one run a seed; a run that fails ends the benchmark."""
     words = [word for setting in settings for word in ("--set", setting)]
     seeds = ",".join(map(str, SEEDS))
-    _dlbench(
+    timed(
         *("run", workload, "--preset", "ci", "--data", str(data), "--to-accuracy", "--ranks", str(ranks)),
         *("--engine", "horovod" if ranks > 1 else "single", "--sweep", f"train.seed={seeds}", "--series", series),
         *("--out", str(out), "--no-progress"),

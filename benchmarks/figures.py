@@ -8,11 +8,17 @@ import math
 import os
 import re
 import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
+
+import psutil
 
 from dlbench.machine.arithmetic import has_gpu, native_precisions
 from dlbench.stats.estimates import median_estimate
@@ -103,6 +109,34 @@ def median_interval(values: Sequence[float]) -> Interval:
     if found.low is None or found.high is None:
         return Interval(found.value, found.value, found.value)
     return Interval(found.value, found.low, found.high)
+
+
+def timed(*arguments: str) -> tuple[float, float, float]:
+    """Seconds of `dlbench ARGUMENTS`, the most memory that it and its children held at one time, bytes, and their CPU
+    time.
+    """
+    with tempfile.TemporaryFile("w+") as told:
+        # As installed: bytecode is kept, and compiled in the first round at most.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        start, before = time.monotonic(), os.times()
+        command = [sys.executable, "-m", "dlbench", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told, env=environment)
+        watched = psutil.Process(process.pid)
+        peak = 0
+        while process.poll() is None:
+            held = 0
+            with suppress(psutil.NoSuchProcess):
+                for one in [watched, *watched.children(recursive=True)]:
+                    with suppress(psutil.NoSuchProcess):
+                        held += one.memory_info().rss
+            peak = max(peak, held)
+            time.sleep(0.05)
+        seconds, after = time.monotonic() - start, os.times()
+        if process.returncode != 0:
+            told.seek(0)
+            raise RuntimeError(f"dlbench {arguments[0]} ended with {process.returncode}: {told.read()[-500:]}")
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return seconds, float(peak), spent
 
 
 def share_interval(count: int, of: int) -> tuple[float, float]:

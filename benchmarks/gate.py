@@ -175,7 +175,11 @@ def real_pairs(pairs: int = PAIRS) -> Iterator[Figure]:
     about = {"unit": "% of comparisons", "goal": "at most 1"}
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "runs"
-        done = subprocess.run(_command(out, pairs), capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "dlbench", "run", "cosmoflow", "--preset", "ci", "--data", "synthetic"]
+        command += ["--engine", "single", "--no-progress", "--ab", "plain", "plain", "--repeats", str(pairs)]
+        command += ["--set", "layout.cores_per_rank=1", "--set", "train.batch_per_rank=1"]
+        command += ["--set", "measure.warmup_steps=5", "--set", "measure.measured_steps=30", "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no word"])[-1]
             yield Figure(name="A/A comparisons of real runs", value=None, reason=last, **about)
@@ -236,11 +240,3 @@ def _alarms(name: str, comparisons: Sequence[tuple[list[float], list[float]]], *
         met=value <= 1.0,
         reason=f"{alarms} of {len(calls)} alarms, a threshold of 5 % gives {beside}; {what}",
     )
-
-
-def _command(out: Path, pairs: int) -> list[str]:
-    command = [sys.executable, "-m", "dlbench", "run", "cosmoflow", "--preset", "ci", "--data", "synthetic"]
-    command += ["--engine", "single", "--no-progress", "--ab", "plain", "plain", "--repeats", str(pairs)]
-    command += ["--set", "layout.cores_per_rank=1", "--set", "train.batch_per_rank=1"]
-    command += ["--set", "measure.warmup_steps=5", "--set", "measure.measured_steps=30", "--out", str(out)]
-    return command

@@ -154,12 +154,13 @@ def against(loop: Loop, workload: str, ranks: int, device: str, pairs: int = PAI
         ]
         if not _ends_well(command, environments):
             return Figure(**about, value=None, reason="a rank failed; its error is above")
-        value, low, high = median_interval(found := json.loads(out.read_text()))
+        found = json.loads(out.read_text())
     # An interval that holds a goal tells neither.
-    met = True if low >= LOW_GOAL and value >= GOAL else False if high < GOAL else None
+    median = median_interval(found)
+    met = True if median.low >= LOW_GOAL and median.value >= GOAL else False if median.high < GOAL else None
     # The process of both keeps freed pages on a CPU, as every rank of dlbench does.
     settings = ", ".join([*fastest(workload, device), *["freed pages kept on both sides"] * (device == "cpu")])
-    return Figure(**about, value=value, low=low, high=high, n=len(found), met=met, reason=settings)
+    return Figure.of(found, **about, met=met, reason=settings)
 
 
 def fastest(workload: str, device: str) -> tuple[str, ...]:

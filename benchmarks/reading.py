@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -24,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, timed
 from dlbench.history.history import INDEX, Index, Store
 from dlbench.history.importing import VERSION, make_entries
 from dlbench.records.folder import RunFolder
@@ -61,20 +57,16 @@ class Part:
     write: Callable[[Path], None]
     repeats: int
     seconds: float | None = None
-    memory_bytes: float | None = None
-    page_bytes: float | None = None
+    memory_mb: float | None = None
+    page_mb: float | None = None
     command: tuple[str, ...] = ("report",)  # Of dlbench, before the folder.
     is_opened: bool = True  # Whether a browser opens the page.
 
 
 def figures() -> Iterator[Figure]:
     """All figures of the area."""
-    yield from few()
-    yield from many()
-    yield from large()
-    yield from wide()
-    yield from history()
-    yield from rows()
+    for part in (few, many, large, wide, history, rows):
+        yield from part()
 
 
 def few() -> Iterator[Figure]:
@@ -95,8 +87,8 @@ def large() -> Iterator[Figure]:
             write=write_large,
             repeats=3,
             seconds=10,
-            memory_bytes=400e6,
-            page_bytes=5e6,
+            memory_mb=400,
+            page_mb=5,
         )
     )
 
@@ -219,66 +211,24 @@ def _measured(part: Part) -> Iterator[Figure]:
         runs, page = Path(temporary) / "runs", Path(temporary) / "report.html"
         runs.mkdir()
         part.write(runs)
-        taken = [_rendered(part.command, runs, page) for _ in range(part.repeats)]
+        taken = [timed(*part.command, str(runs), "-o", str(page)) for _ in range(part.repeats)]
         seconds, peaks, spent = zip(*taken, strict=True)
         cores = f"range; {len(os.sched_getaffinity(0))} usable cores"
         yield _figure(f"page of {part.name}: time to render", seconds, "s", part.seconds, cores)
         yield _figure(f"page of {part.name}: CPU time", spent, "s", None, "range; of all processes")
         memory = "range; sum over all processes, what they share is counted for each"
-        most = None if part.memory_bytes is None else part.memory_bytes / 1e6
-        yield _figure(f"page of {part.name}: peak memory", [peak / 1e6 for peak in peaks], "MB", most, memory)
-        size = page.stat().st_size
-        yield Figure(
-            name=f"page of {part.name}: size",
-            value=size,
-            unit="bytes",
-            goal="measured" if part.page_bytes is None else f"below {part.page_bytes / 1e6:g} MB",
-            met=None if part.page_bytes is None else size < part.page_bytes,
-        )
+        yield _figure(f"page of {part.name}: peak memory", [peak / 1e6 for peak in peaks], "MB", part.memory_mb, memory)
+        yield _figure(f"page of {part.name}: size", [page.stat().st_size / 1e6], "MB", part.page_mb, "")
         if part.is_opened:
             yield from _opened(part, page)
 
 
 def _figure(name: str, values: Sequence[float], unit: str, most: float | None, reason: str) -> Figure:
-    """The median with the range."""
-    value = statistics.median(values)
-    return Figure(
-        name=name,
-        value=value,
-        low=min(values),
-        high=max(values),
-        n=len(values),
-        unit=unit,
-        goal="measured" if most is None else f"below {most:g} {unit}",
-        met=None if most is None else value < most,
-        reason=reason,
-    )
-
-
-def _rendered(asked: Sequence[str], runs: Path, page: Path) -> tuple[float, float, float]:
-    """Seconds of the command, the most memory that it and its children held at one time, bytes, and their CPU time."""
-    command = [sys.executable, "-m", "dlbench", *asked, str(runs), "-o", str(page)]
-    with tempfile.TemporaryFile("w+") as told:
-        # As installed: bytecode is kept, and compiled in the first round at most.
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        start, before = time.monotonic(), os.times()
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=told, env=environment)
-        watched = psutil.Process(process.pid)
-        peak = 0
-        while process.poll() is None:
-            held = 0
-            with suppress(psutil.NoSuchProcess):
-                for one in [watched, *watched.children(recursive=True)]:
-                    with suppress(psutil.NoSuchProcess):
-                        held += one.memory_info().rss
-            peak = max(peak, held)
-            time.sleep(0.05)
-        seconds, after = time.monotonic() - start, os.times()
-        if process.returncode != 0:
-            told.seek(0)
-            raise RuntimeError(f"dlbench {asked[0]} ended with {process.returncode}: {told.read()[-500:]}")
-    spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return seconds, float(peak), spent
+    """The median with its interval, which is the range of up to eight values."""
+    if most is None:
+        return Figure.of(values, name=name, unit=unit, goal="measured", reason=reason)
+    goal = f"below {most:g} {unit}"
+    return Figure.of(values, name=name, unit=unit, goal=goal, met=lambda it: it.value < most, reason=reason)
 
 
 def _opened(part: Part, page: Path) -> Iterator[Figure]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from benchmarks import overhead
-from benchmarks.figures import Figure
+from benchmarks.figures import Figure, timed
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching.spans import RankSpans
 from dlbench.records.folder import create, prepare_output
@@ -89,23 +85,8 @@ def large() -> Iterator[Figure]:
         yield Figure(name=f"folder of {size}", value=whole, unit="MB", goal="below 50", met=whole < 50)
         export = ("trace", str(folder.path), "-o", str(Path(temporary) / "trace.json.gz"))
         for name, command in {"export": export, "attribution": ("diagnose", str(runs))}.items():
-            seconds, peak = _timed(*command)
+            seconds, peak, _ = timed(*command)
             yield Figure(
                 name=f"{name} of {size}", value=seconds, unit="s", goal="below 60 s and 1 GB",
                 met=seconds < 60 and peak < 1e9, reason=f"peak memory {peak / 1e6:.0f} MB, all processes together",
             )  # fmt: skip
-
-
-def _timed(*arguments: str) -> tuple[float, float]:
-    """Seconds of `dlbench ARGUMENTS`, and the most memory that it and its children held at one time, bytes."""
-    start = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "dlbench", *arguments], stdout=subprocess.DEVNULL)
-    watched = psutil.Process(process.pid)
-    peak = 0
-    while process.poll() is None:
-        with suppress(psutil.NoSuchProcess):
-            peak = max(peak, sum(one.memory_info().rss for one in [watched, *watched.children(recursive=True)]))
-        time.sleep(0.1)
-    if process.returncode != 0:
-        raise RuntimeError(f"dlbench {arguments[0]} ended with {process.returncode}")
-    return time.monotonic() - start, float(peak)

@@ -524,7 +524,7 @@ def _require_path(path: str, key: str, remedy: str) -> None:
 
 def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:
     """Raises errors that ranks would raise; only warns in a dry run, and if compute nodes may differ."""
-    from dlbench.setup.requirements import is_sure, refusal
+    from dlbench.setup.probes import is_sure, refusal
 
     errors = [(error, is_sure(plan.system)) for plan in plans if (error := refusal(plan))]
     for error, is_certain in errors:

@@ -55,9 +55,6 @@ class Floor:
     def unit(self) -> str:
         return f"{self.sample_unit}/s/rank" if self.is_per_rank else f"{self.sample_unit}/s"
 
-    def total_rate(self, ranks: int) -> float:
-        return self.rate * ranks if self.is_per_rank else self.rate
-
 
 def parse_floor(text: str) -> Floor:
     """Reads ``[KEY=VALUE[,KEY=VALUE]:] NUMBER UNIT/s[/rank]``."""
@@ -87,7 +84,8 @@ def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -
                 f"{floor.sample_unit}: write NUMBER {measured.unit}"
             )
         for point in points_of_unit:
-            rates[id(point)] = max(floor.total_rate(point.ranks), rates.get(id(point), 0.0))
+            rate = floor.rate * point.ranks if floor.is_per_rank else floor.rate
+            rates[id(point)] = max(rate, rates.get(id(point), 0.0))
     return rates
 
 

@@ -243,7 +243,7 @@ def _comparisons(rows: list[ComparisonRow]) -> Sheet[ComparisonRow]:
         Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes), is_brief=len(places) > 1),
         side(a, "a", with_interval=False),
         side(b, "b", with_interval=are_floors),
-        Column("", "p worse", _p_worse),
+        Column("", "p worse", lambda row: p_against(row[1].tested, "worse") if row[1].tested else "none"),
     ]
     if len(settings) > 1:
         columns.insert(4, Column("", "Setting", lambda row: row[0].setting, is_brief=True))
@@ -255,11 +255,6 @@ def _comparisons(rows: list[ComparisonRow]) -> Sheet[ComparisonRow]:
         caption=caption,
         in_terminal=True,
     )
-
-
-def _p_worse(row: ComparisonRow) -> str:
-    tested = row[1].tested
-    return p_against(tested, "worse") if tested else "none"
 
 
 def _amount(figure: Estimate | None) -> str:
@@ -333,13 +328,11 @@ def _cautions(report: ComparisonReport) -> Iterator[Mark]:
 
 
 def _sides(point: PointResult) -> str:
-    texts = []
+    texts, side_b = [], ""
     if point.runs_a:
-        text_a = _side_text(len(point.runs_a), " of A", point.sessions_a, point.finished_a, point.tags_a)
-        text_b = _side_text(len(point.runs_b), " of B", point.sessions_b, point.finished_b, point.tags_b)
-        texts += [text_a, text_b]
-    else:
-        texts.append(_side_text(len(point.runs_b), "", point.sessions_b, point.finished_b, point.tags_b))
+        texts.append(_side_text(len(point.runs_a), " of A", point.sessions_a, point.finished_a, point.tags_a))
+        side_b = " of B"
+    texts.append(_side_text(len(point.runs_b), side_b, point.sessions_b, point.finished_b, point.tags_b))
     if point.sessions_history:
         texts.append(f"scatter also of {point.sessions_history} sessions of the history")
     return ", ".join(texts)

@@ -259,18 +259,14 @@ def nodes_section(nodes: SlowMonths) -> Section:
             f"{runs_text(nodes.num_runs)} on two hosts or more, {counted(len(nodes.hosts), 'host')}; "
             f"{runs_text(nodes.num_without)} that compare no hosts."
         )
-        words, brief = (
-            [],
-            [about, "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights."],
-        )
-        if not nodes.exclude and not nodes.unsafe:
-            words.append("No node is shown to be slow now.")
-            brief.append("No node is shown to be slow now.")
+        words = [about]
+        brief = [about, "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights."]
         if nodes.exclude:
-            command = f"sbatch {nodes.exclude_option}"
-            words.append(f"To exclude the slow nodes from jobs: {command}")
-            brief.append(command)
-        words.append(about)
+            brief.append(f"sbatch {nodes.exclude_option}")
+            words.insert(0, f"To exclude the slow nodes from jobs: {brief[-1]}")
+        elif not nodes.unsafe:
+            brief.append("No node is shown to be slow now.")
+            words.insert(0, brief[-1])
         if not nodes.slow:
             level = "evidence"
     slow_texts = ["; ".join([host.sentence, *map(str, host.changes)]) + "." for host in nodes.slow]
@@ -372,17 +368,13 @@ def _series(series: Trend, *, is_drawn: bool) -> Section:
         notes.append(
             f"About {MAX_NIGHTS} nights are drawn, the fastest and slowest of every few; the CSV contains all."
         )
-
-    def charts() -> list[Chart]:
-        return [series_chart(series)] if is_drawn else []
-
     return Section(
         id=f"series-{series.id}",
         title=f"{series.label} (system {clean(series.system)})",
         level="answer" if series.changes else "evidence",
         headline=series.short_verdict,
         words=(series.verdict, series.newest_nights_text),
-        charts=charts,
+        charts=lambda: [series_chart(series)] if is_drawn else [],
         charts_per_row=1,
         notes=tuple(notes),
         # Series without a change are lines of `_all_series`.

@@ -117,10 +117,6 @@ class HistoryEntry:
     def key(self) -> tuple[str, int, int]:
         return self.group, self.ranks, self.nodes
 
-    @property
-    def compares_hosts(self) -> bool:
-        return any(host.work_ratio for host in self.hosts)
-
     def figure(self, metric: str) -> float | None:
         return self.figures.get(metric)
 

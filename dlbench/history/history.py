@@ -307,9 +307,15 @@ class History:
         self._notify = notify
         self._index = Index(path / INDEX, version)
         self._is_writable = True
-        self._rows: dict[str, Row] = {}
         self._by_id: dict[str, str] = {}
-        self._catch_up()
+        rows, problem = self._index.read()
+        if problem:
+            notify(f"{self._index.path}: {problem}; the index is rebuilt")
+        listing = self.store.listing(lambda folder: notify(f"{folder!a}: not a name of a run; ignored"))
+        self._rows = {folder: row for folder, row in rows.items() if listing.get(folder) == row[0]}
+        for folder, (_, entry) in sorted(self._rows.items()):
+            self._by_id.setdefault(entry.run_id, folder)
+        self.refresh([folder for folder in listing if folder not in self._rows])
 
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
         """Returns the matching runs (see `dlbench.history.entry`), by the time they finished, then by name."""
@@ -356,16 +362,6 @@ class History:
             self._is_writable = False
             reason = getattr(error, "strerror", None) or str(error)
             self._notify(f"{self._index.path}: {reason}; entries are kept in memory for this command only")
-
-    def _catch_up(self) -> None:
-        rows, problem = self._index.read()
-        if problem:
-            self._notify(f"{self._index.path}: {problem}; the index is rebuilt")
-        listing = self.store.listing(lambda folder: self._notify(f"{folder!a}: not a name of a run; ignored"))
-        self._rows = {folder: row for folder, row in rows.items() if listing.get(folder) == row[0]}
-        for folder, (_, entry) in sorted(self._rows.items()):
-            self._by_id.setdefault(entry.run_id, folder)
-        self.refresh([folder for folder in listing if folder not in self._rows])
 
 
 class Acknowledgement(Spec):

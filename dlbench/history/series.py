@@ -298,20 +298,8 @@ class Trend:
         return len(self.changes) if self.is_long_enough else None
 
     @property
-    def newest_change_time(self) -> str:
-        return self.changes[-1].time if self.changes else ""
-
-    @property
-    def num_newest_outside(self) -> int:
-        return self.newest.num_outside if self.newest else 0
-
-    @property
     def level(self) -> LevelStretch:
         return self.levels[-1]
-
-    @property
-    def first_level(self) -> LevelStretch:
-        return self.levels[0]
 
     @property
     def point(self) -> str:

@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, verdicts_of
-from dlbench.history.change_points import ChangePoint, change_points_together
+from dlbench.history.change_points import change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import change_cell, day, day_if_any, evidence_text, ratio_cell
 from dlbench.history.trends import UTC_FORMAT, by_night, utc_seconds_text
@@ -81,9 +80,6 @@ class HostCourse:
             reasons.append(f"slow link or NIC: {slow_link_text(self.later)}")
         return f"{clean(self.host, HOST_LENGTH)}: {' and '.join(reasons)} since {day(self.since)}"
 
-    def ratio_of(self, month: str) -> Estimate | None:
-        return next((host_month.ratio for host_month in self.months if host_month.month == month), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMonths:
@@ -123,16 +119,12 @@ class _HostNight:
     later: float | None  # Time by which its exchanges end later, as a share of the step; None: not known.
     at_least: float | None  # `later` minus the error bounds of the clocks.
 
-    @property
-    def month(self) -> str:
-        return self.end[:7]
-
 
 def slow_months(runs: Sequence[HistoryEntry], damaged: Sequence[str] = ()) -> SlowMonths:
     """Returns the state of all hosts of runs on two hosts or more; `runs` are those of `dated`, `damaged` of
     `damaged_runs`.
     """
-    counted = [run for run in runs if run.compares_hosts]
+    counted = [run for run in runs if any(host.work_ratio for host in run.hosts)]
     months = sorted({run.finished[:7] for run in counted})
     nights_by_host: dict[str, list[_HostNight]] = {}
     for runs_of_night in by_night(counted):
@@ -161,14 +153,21 @@ def slow_months(runs: Sequence[HistoryEntry], damaged: Sequence[str] = ()) -> Sl
             num_nights=len(nights),
             num_runs=sum(night.num_runs for night in nights),
             months=tuple(host_months[host]),
-            changes=tuple(_host_change(nights, change) for change in changes[host]),
+            changes=tuple(
+                HostChange(time=nights[change.index].end, ratio=change.ratio, evidence=change.evidence)
+                for change in changes[host]
+            ),
         )
         for host, nights in nights_by_host.items()
     ]
     # Slow hosts first, then by ratio, then by name.
-    hosts.sort(key=attrgetter("host"))
-    hosts.sort(key=_current_value, reverse=True)
-    hosts.sort(key=lambda course: course.verdict not in ACCUSED)
+    hosts.sort(
+        key=lambda course: (
+            course.verdict not in ACCUSED,
+            -course.current.value if course.current else 0.0,
+            course.host,
+        )
+    )
     slow = sorted(course.host for course in hosts if course.verdict in TO_EXCLUDE)
     return SlowMonths(
         as_of=as_of,
@@ -180,14 +179,6 @@ def slow_months(runs: Sequence[HistoryEntry], damaged: Sequence[str] = ()) -> Sl
         unsafe=tuple(host for host in slow if not SAFE_HOST.fullmatch(host)),
         damaged=tuple(damaged),
     )
-
-
-def _current_value(course: HostCourse) -> float:
-    return course.current.value if course.current else 0.0
-
-
-def _host_change(nights: Sequence[_HostNight], change: ChangePoint) -> HostChange:
-    return HostChange(time=nights[change.index].end, ratio=change.ratio, evidence=change.evidence)
 
 
 def _host_nights(runs: Sequence[HistoryEntry]) -> dict[str, _HostNight]:
@@ -222,7 +213,7 @@ def _host_months(
     for month in months:
         month_nights: dict[str, list[_HostNight]] = {}
         for host, nights in nights_by_host.items():
-            month_nights[host] = [night for night in nights if night.month == month]
+            month_nights[host] = [night for night in nights if night.end[:7] == month]
         for host, verdict in _verdicts(month_nights).items():
             ratio = geometric_mean_estimate(_works(month_nights[host]), "ratio")
             later = _mean_later(month_nights[host])

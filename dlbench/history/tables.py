@@ -112,7 +112,9 @@ class TrendsReport(BaseReport):
     @property
     def by_newest_change(self) -> tuple[Trend, ...]:
         """Series with the newest change first, then those without changes, then those that are too short."""
-        newest_first = sorted(self.series, key=attrgetter("newest_change_time"), reverse=True)
+        newest_first = sorted(
+            self.series, key=lambda trend: trend.changes[-1].time if trend.changes else "", reverse=True
+        )
         return tuple(sorted(newest_first, key=attrgetter("is_long_enough"), reverse=True))
 
     @property
@@ -303,13 +305,13 @@ def series_sheet(report: TrendsReport) -> Sheet[Any]:
             Column("", "System", attrgetter("system")),
             *_of_series(),
             *columns_of(Trend, "nights", "num_runs"),
-            *columns_of(LevelStretch, "first", of=attrgetter("first_level")),
+            *columns_of(LevelStretch, "first", of=lambda trend: trend.levels[0]),
             *columns_of(
                 LevelStretch, "last", "value", "level_interval=basis", "level_nights=num_nights", of=attrgetter("level")
             ),
             Column("changes", "Changes", attrgetter("num_changes"), _changes_cell),
             Column("standing", "Standing", attrgetter("standing")),
-            Column("newest_beyond", "", attrgetter("num_newest_outside")),
+            Column("newest_beyond", "", lambda trend: trend.newest.num_outside if trend.newest else 0),
             *columns_of(Trend, "newest_ratio=newest.ratio", "wait_for=newest.wait_for", "verdict"),
             Column("", "Trend", attrgetter("point")),
         ),
@@ -378,7 +380,7 @@ def hosts_sheet(nodes: SlowMonths, hosts: Sequence[HostCourse], most_months: int
 
 def _month_column(month: str) -> Column[HostInMonth]:
     def ratio(row: HostInMonth) -> Estimate | None:
-        return row.host.ratio_of(month)
+        return next((host_month.ratio for host_month in row.host.months if host_month.month == month), None)
 
     def cell(row: HostInMonth) -> Cell | None:
         figure = ratio(row)

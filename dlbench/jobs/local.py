@@ -16,7 +16,6 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlbench import process_tree
@@ -323,9 +322,6 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
     def may_continue() -> bool:
         return not folder_problem(folder) and not hang.reason()
 
-    def launcher_log(rank: int) -> Path:
-        return folder.log(rank) if is_local else folder.launch_log
-
     ranks = RankProcesses(report, token, launcher=_program(plan.system.launch.launcher))
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     # An allocation made with --export=NONE sets it, and mpirun's own srun would then pass no variables to other nodes.
@@ -359,7 +355,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutc
         finally:
             ranks.close(process_tree.temporary_places(environment))
         killed = killed_by_signal(folder) if not is_local else None
-        ending = ranks.first_ending(launcher_log, killed)
+        ending = ranks.first_ending(killed)
         if ending is not None:
             ending = replace(ending, out_of_memory=memory.cause_of_kill())
         return verdict(folder, ending, ranks.stopped, given_up=hang.reason())

@@ -348,14 +348,14 @@ class RankProcesses:
         """Returns which of the processes that ended within one poll is the cause: one that a signal ended, if any."""
         return min(failed, key=lambda index: self._processes[index].returncode >= 0)
 
-    def first_ending(self, log: Callable[[int], Path], killed: tuple[int, int] | None = None) -> Ending | None:
+    def first_ending(self, killed: tuple[int, int] | None = None) -> Ending | None:
         """Returns how the process that failed first ended; `killed`: rank and signal that mpirun or srun printed."""
         ends = self._ends()
         if not ends:
             return None
         at, index, code = ends[0]
         if killed is not None and killed[0] not in {rank for _, rank, _ in self._ended}:
-            return self._ending(killed[0], -killed[1], at, log)
+            return self._ending(killed[0], -killed[1], at)
         if code > 0 and not names_a_cause(self._lines_of(index)):
             # A rank that lost its peer may end before the peer does, or its node's clock may be behind.
             lost_peer = any(PEER_MARK in line for line in self._lines_of(index))
@@ -365,7 +365,7 @@ class RankProcesses:
             if causes:
                 at, index, code = causes[0]
         rank = None if self._launcher and (at, index, code) not in self._ended else index
-        return self._ending(rank, code, at, log)
+        return self._ending(rank, code, at)
 
     def _ends(self) -> list[tuple[float, int, int]]:
         """Returns time, rank and exit code of each rank that failed, by time."""
@@ -382,9 +382,9 @@ class RankProcesses:
     def _lines_of(self, rank: int) -> Sequence[str]:
         return [*self._last_lines[0 if self._launcher else rank]]
 
-    def _ending(self, rank: int | None, code: int, at: float, log: Callable[[int], Path]) -> Ending:
+    def _ending(self, rank: int | None, code: int, at: float) -> Ending:
         index = 0 if self._launcher or rank is None else rank
-        path = log(index)
+        path = Path(self._logs[index].name)
         log_name = ""
         with suppress(OSError):
             if path.stat().st_size:  # it is empty if the disk is full

@@ -77,10 +77,6 @@ class PointFigures(Spec):
     )
     runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
 
-    @property
-    def has_parts(self) -> bool:
-        return any(run.parts for run in self.runs)
-
     @model_validator(mode="after")
     def _runs_and_leaves(self) -> Self:
         names = [run.run_id for run in self.runs]
@@ -235,7 +231,7 @@ class Ingredients(Spec):
     def is_series(self) -> bool:
         """Returns whether only step times are known: no system, network, exchange or parts of a step."""
         is_known = self.system or self.network is not None or self.exchange is not None
-        return not is_known and not any(point.has_parts for point in self.points)
+        return not is_known and not any(run.parts for point in self.points for run in point.runs)
 
     @property
     def anchor(self) -> PointFigures:

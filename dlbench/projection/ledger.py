@@ -235,17 +235,17 @@ def score(rows: Sequence[LedgerRow]) -> tuple[Score, ...]:
     by_scope: dict[str, list[LedgerRow]] = {"in all": list(rows)} | {scope: [] for scope in _FAR.values()}
     for row in rows:
         by_scope[_FAR[min(3, max(1, round(row.doublings)))]].append(row)
-    return tuple(_score(scope, scope_rows) for scope, scope_rows in by_scope.items() if scope_rows)
-
-
-def _score(scope: str, rows: Sequence[LedgerRow]) -> Score:
-    return Score(
-        scope=scope,
-        rows=len(rows),
-        mean_accuracy=statistics.fmean(row.accuracy for row in rows),
-        in_80=sum(row.is_in_80 for row in rows),
-        in_95=sum(row.is_in_95 for row in rows),
-        interval_score=statistics.fmean(row.interval_score for row in rows),
+    return tuple(
+        Score(
+            scope=scope,
+            rows=len(scope_rows),
+            mean_accuracy=statistics.fmean(row.accuracy for row in scope_rows),
+            in_80=sum(row.is_in_80 for row in scope_rows),
+            in_95=sum(row.is_in_95 for row in scope_rows),
+            interval_score=statistics.fmean(row.interval_score for row in scope_rows),
+        )
+        for scope, scope_rows in by_scope.items()
+        if scope_rows
     )
 
 

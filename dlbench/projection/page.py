@@ -214,7 +214,7 @@ def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[
         Column("step_95_s", "", band("step", "s", 95), has_interval=True),
         Column("model_error", "Model error", band("model_error", "ratio"), _model_error_text, has_interval=True),
         Column("largest_loss", "Largest loss", lambda target: largest_loss(target) or None, is_brief=True),
-        Column("flags", "Flags", "flag_codes", is_brief=True),
+        Column("flags", "Flags", lambda target: " ".join(flag.code for flag in target.flags) or None, is_brief=True),
     )
 
 

@@ -119,10 +119,6 @@ class Target:
     drawn: Any = field(default_factory=dict, repr=False, compare=False, metadata={HIDDEN: False})
     """Arrays of shape (draws,): `step`, the model's `error` on it, and its parts; empty if written by hand."""
 
-    @property
-    def flag_codes(self) -> str | None:
-        return " ".join(flag.code for flag in self.flags) or None
-
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:

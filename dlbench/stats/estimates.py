@@ -201,32 +201,30 @@ def median_estimate(values: Values, unit: str = "") -> Estimate:
 
     Its level is the smallest from 95 % that is attained (five runs: their range, 93.75 %).
     """
-    array, sessions = _checked(values), _sessions(values)
-    value, ordered = float(np.median(array)), np.sort(_by_session(array, sessions, statistics.median))
-    n, num_sessions = len(ordered), _count(sessions)
-    if n == 1:
-        return Estimate(value, None, None, 1, "single run", unit, sessions=num_sessions)
-    kind: Kind
-    if n < MIN_RUNS:
-        low, high, kind, level = ordered[0], ordered[-1], "range", range_level(n)
-    else:
-        k, level = places(n)
-        low, high, kind = ordered[k - 1], ordered[n - k], "order statistics"
-    return interval(value, low, high, len(array), kind, unit, level=level, sessions=num_sessions)
+    return _over_runs(values, unit, "order statistics")
 
 
 def mean_estimate(values: Values, unit: str = "") -> Estimate:
     """Returns the mean over runs, for values that must sum, with Student's t interval or the range of few runs."""
+    return _over_runs(values, unit, "Student t")
+
+
+def _over_runs(values: Values, unit: str, kind: Kind) -> Estimate:
     array, sessions = _checked(values), _sessions(values)
-    value, units = float(array.mean()), _by_session(array, sessions, statistics.fmean)
-    n, num_sessions = len(units), _count(sessions)
+    is_median = kind == "order statistics"
+    value = float(np.median(array) if is_median else array.mean())
+    units = _by_session(array, sessions, statistics.median if is_median else statistics.fmean)
+    num_sessions = _count(sessions)
+    n, level = len(units), LEVEL
     if n == 1:
         return Estimate(value, None, None, 1, "single run", unit, sessions=num_sessions)
-    kind: Kind
     if n < MIN_RUNS:
         low, high, kind, level = units.min(), units.max(), "range", range_level(n)
+    elif kind == "Student t":
+        low, high = interval_of_mean(units)
     else:
-        (low, high), kind, level = map(float, interval_of_mean(units)), "Student t", LEVEL
+        k, level = places(n)
+        low, high = np.sort(units)[[k - 1, n - k]]
     return interval(value, low, high, len(array), kind, unit, level=level, sessions=num_sessions)
 
 

@@ -12,6 +12,7 @@ The American Statistician 69(4), 2015, expanded percentile interval).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import Literal, TypeVar
@@ -147,16 +148,10 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
         quantile = student_quantile(1 - tail, pairs - 1)
         return fmean(1 - float(nctdtr(pairs - 1, math.sqrt(pairs) * effect, quantile)) for effect in effects) >= POWER
 
-    low, high = 2, 3
-    while not is_enough(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    count = 3
+    while not is_enough(count):
+        count *= 2
+    return bisect_left(range(count), True, lo=max(3, count // 2 + 1), key=is_enough)
 
 
 def stretch(runs: int) -> float:

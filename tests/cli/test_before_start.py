@@ -16,7 +16,7 @@ from dlbench.cli.options import expand_request
 from dlbench.cli.streams import ending_of
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs import local
-from dlbench.setup import requirements
+from dlbench.setup import probes
 from dlbench.specs.expand import expand
 from dlbench.specs.files import find
 from dlbench.specs.requests import Request
@@ -393,7 +393,7 @@ def test_a_torch_that_cannot_use_the_gpu_here_is_refused_before_any_rank(
     python.write_text(f"#!/bin/sh\n{answers}\n")
     python.chmod(0o755)
     for name in ("is_given_gpu", "unusable"):
-        monkeypatch.setattr(requirements, name, partial(getattr(requirements, name), root=root))
+        monkeypatch.setattr(probes, name, partial(getattr(probes, name), root=root))
 
     def refused(**launch: str) -> object:
         overrides = {
@@ -401,7 +401,7 @@ def test_a_torch_that_cannot_use_the_gpu_here_is_refused_before_any_rank(
             **{f"system.launch.environment.{key}": launch[key] for key in launch},
         }
         asked = Request(workload="resnet50", preset="ci", engine="single", points=(1,), overrides=overrides)
-        return requirements.refusal(expand(asked, machine_cores=2)[0])
+        return probes.refusal(expand(asked, machine_cores=2)[0])
 
     assert refused(CUDA_VISIBLE_DEVICES="-1") is None
     if sees:

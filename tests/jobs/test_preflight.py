@@ -16,8 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli.setup import lines_of
-from dlbench.jobs.preflight.check import check_command, job_of, plan_of, render_preflight, trial, wait
-from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
+from dlbench.jobs.preflight.check import (
+    check_command,
+    exchange_finding,
+    excluded,
+    job_of,
+    judge,
+    plan_of,
+    render_preflight,
+    trial,
+    wait,
+)
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.containers import quoted, words_of
 from dlbench.jobs.slurm.scheduler import Slurm

@@ -57,7 +57,7 @@ def supervisors(leftovers: Leftovers, count: int) -> list[int]:
 
 
 def ending_of(ranks: RankProcesses, folder: Path, told: tuple[int, int] | None = None) -> str:
-    ending = ranks.first_ending(lambda index: folder / f"{index}.log", told)
+    ending = ranks.first_ending(told)
     return ending.text
 
 

@@ -1,13 +1,17 @@
-"""Scripts of one run and of requeued jobs, attempts and logs."""
+"""Scripts of one run and of requeued jobs, attempts and logs; those of the example systems, which bash and shellcheck
+accept, and which say where their figures are from."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import re
+import shutil
 import subprocess
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,10 @@ from dlbench.opening import UnfitFileError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.status import RankStatus, write_status
+from dlbench.specs.expand import expand
+from dlbench.specs.files import available
 from dlbench.specs.plan import RunPlan
+from dlbench.specs.requests import Request
 from tests.jobs.test_jobs import (
     PYTHON,
     Cluster,
@@ -38,6 +45,7 @@ from tests.jobs.test_jobs import (
     with_plans,
     with_system,
 )
+from tests.support.paths import GOLDEN, ROOT
 from tests.support.programs import Program
 from tests.support.run_factory import BOX, plans, write_unfinished
 
@@ -342,3 +350,50 @@ def test_a_job_that_goes_on_without_its_ranks_is_told(run: RunFolder, program: P
         "rank 0 on n1 vanished at step 12 (measuring), and its job still runs: if it does not end, scancel 7 ends it"
         in told.stdout
     )
+
+
+EXAMPLES = sorted(name for name in available("systems") if name.startswith("example-") and name != "example-gpu")
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def script_of(name: str) -> str:
+    asked = Request(workload="resnet50", preset="ci", series="golden", points_are="nodes", points=(2,), system=name)
+    (plan,) = expand(asked, machine_cores=4, now=NOW)
+    plan = plan.model_copy(update={"dlbench_version": "0.0.0"})
+    return render_job(job_of([plan]), [RunFolder(Path("/scratch/runs") / plan.run_id)], PYTHON)
+
+
+def test_there_are_eight_of_different_kinds() -> None:
+    assert [
+        f"example-{name}"
+        for name in ("alps", "aws-p5", "dgx-h100", "juwels-booster", "lab", "leonardo", "lumi-g", "perlmutter")
+    ] == EXAMPLES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_it_names_its_sources_with_a_date(name: str) -> None:
+    text = (ROOT / "systems" / f"{name}.yaml").read_text(encoding="utf-8")
+    head = text[: text.index("format: ")]
+    assert re.search(r"# Sources, 20\d\d-\d\d-\d\d: ", head)
+    assert re.search(r"\b[a-z0-9-]+\.(com|ch|de|it|gov|eu)/", head)
+    assert "dlbench preflight FILE" in " ".join(head.split())
+    assert re.findall(r"^(name|title): .*  # edit", text, re.MULTILINE) == ["name", "title"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_its_script_is_the_golden_one_and_bash_and_shellcheck_accept_it(name: str) -> None:
+    path, script = GOLDEN / "systems" / f"{name}.sbatch", script_of(name)
+    if os.environ.get("DLBENCH_UPDATE_GOLDEN") == "1":
+        path.write_text(script, encoding="utf-8")
+    assert script == path.read_text(encoding="utf-8"), "on purpose? DLBENCH_UPDATE_GOLDEN=1, then read it"
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    command = ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_no_golden_script_is_left_over() -> None:
+    assert sorted(path.stem for path in (GOLDEN / "systems").iterdir()) == EXAMPLES

@@ -24,7 +24,7 @@ from dlbench.records.preflight import PreflightFolder, PreflightReport
 from dlbench.records.scan import Run, scan
 from dlbench.specs.choices import choose_system
 from tests.conftest import Cli
-from tests.jobs.test_example_systems import EXAMPLES
+from tests.jobs.test_requeue_script import EXAMPLES
 from tests.slurm_box.box import Box
 from tests.slurm_box.config import Equipment
 from tests.support.paths import ROOT

@@ -290,7 +290,7 @@ def complete(
             if state == "written":  # dlbench submits it now: no longer a script to be submitted by hand
                 append(series_path(root, series_id, "jobs"), "".join(f"{run_id} \n" for run_id in entry.runs))
             if is_adopted:
-                record_adopted(root, scheduler, job, entry, job_id)
+                record_adopted(root, series_id, scheduler, job, entry, job_id)
             else:
                 job_id = submit(scheduler, job, folders, now.series.python, after, entry.comment, (lock,))
                 append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
@@ -299,7 +299,7 @@ def complete(
         return submission_status(root, series_id)
 
 
-def record_adopted(root: Path, scheduler: Slurm, job: Job, entry: SeriesJob, job_id: str) -> None:
+def record_adopted(root: Path, series_id: str, scheduler: Slurm, job: Job, entry: SeriesJob, job_id: str) -> None:
     """Records the id of a queued job that dlbench had no answer for; its script's time is the time of submission."""
     folders = [RunFolder(root / run_id) for run_id in entry.runs]
     command = scheduler.command(job, folders[0], None, entry.comment)
@@ -307,7 +307,7 @@ def record_adopted(root: Path, scheduler: Slurm, job: Job, entry: SeriesJob, job
     with suppress(OSError):
         written = utc_text(datetime.fromtimestamp(folders[0].script.stat().st_mtime, UTC))
     keep_submission(job, folders, job_id, command, scheduler.variables(job), submitted=written)
-    append(series_path(root, _series_of(job), "jobs"), f"{entry.runs[0]} {job_id}\n")
+    append(series_path(root, series_id, "jobs"), f"{entry.runs[0]} {job_id}\n")
 
 
 def write_only(
@@ -350,7 +350,7 @@ def adopt(root: Path, series_id: str, scheduler: Slurm) -> str:
                 job_id = known_id or queue.find(RunFolder(root / entry.runs[0]), entry.comment)
                 if job_id and state in ("unsure", "written", "begun"):
                     with suppress(RunError):  # the folder was removed
-                        record_adopted(root, scheduler, job, entry, job_id)
+                        record_adopted(root, series_id, scheduler, job, entry, job_id)
             return queue.unanswered
     return ""
 

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -35,8 +36,6 @@ from dlbench.jobs.scripts.job import Job
 from dlbench.records.folder import RunFolder
 from dlbench.records.job_log import was_cancelled
 from dlbench.records.status import attempt_of
-from dlbench.specs.comm import CommPlan
-from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import counted
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def cancel_series(root: Path, series_id: str, scheduler: Slurm) -> Cancelled:
             if queued_ids:
                 own_ids += queued_ids
                 if number in unknown_jobs:
-                    record_adopted(root, scheduler, unknown_jobs[number], entry, queued_ids[0])
+                    record_adopted(root, series_id, scheduler, unknown_jobs[number], entry, queued_ids[0])
             elif queue.active(job_id):
                 foreign_ids.append(job_id)
             elif state == "unsure":
@@ -290,7 +289,9 @@ def _renew(root: Path, now: SubmissionStatus, runs: Collection[str], *, dry_run:
     # The folders are cleared first and the series file is written last, so that another call continues after a kill.
     series = now.series
     plans = [plan for job in jobs_of_series(root, series) for plan in job.plans if plan.run_id in runs]
-    campaign = campaign_of(sorted(plans, key=_position), root, packing=series.pack, chain=series.chain)
+    campaign = campaign_of(
+        sorted(plans, key=attrgetter("series.position")), root, packing=series.pack, chain=series.chain
+    )
     if dry_run:
         return campaign
     for run_id in sorted(runs):
@@ -308,11 +309,6 @@ def _renew(root: Path, now: SubmissionStatus, runs: Collection[str], *, dry_run:
     append(series_path(root, series.id, "jobs"), "".join(lines))
     write_series(root, series.model_copy(update={"jobs": (*remaining_jobs, *map(entry_of, campaign.jobs))}))
     return campaign
-
-
-def _position(plan: LaunchPlan) -> int:
-    assert isinstance(plan, RunPlan | CommPlan)
-    return plan.series.position
 
 
 def _clear(folder: RunFolder) -> None:

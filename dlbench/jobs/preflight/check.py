@@ -1,4 +1,6 @@
-"""Runs a pre-flight: sbatch --test-only, a short job that checks its nodes, and the report on them."""
+"""Runs a pre-flight: sbatch --test-only, a short job that checks its nodes, and the report, which judges each node by
+the reports of its ranks: usable, doubtful, or to be excluded.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,16 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Literal
 
 import dlbench
-from dlbench.errors import ExitCode, RunError, refused
-from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
+from dlbench.errors import ExitCode, IncompleteDataError, RunError, refused
 from dlbench.jobs.processes import Interruption
 from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.containers import quoted, words_of
@@ -23,19 +26,22 @@ from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
 from dlbench.jobs.scripts.launch import sbatch_arguments, script_options
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm
-from dlbench.opening import read_end, read_text
+from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
+from dlbench.records.comm import read_comm_run
 from dlbench.records.files import write_atomic, write_json
-from dlbench.records.preflight import Finding, PreflightFolder, PreflightReport
+from dlbench.records.folder import MAX_JSON
+from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.specs.comm import CommPlan, CommSeries, CommSpec
+from dlbench.specs.hostlist import compressed
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.requests import SeriesRequest
 from dlbench.specs.system import SystemSpec
-from dlbench.units import format_seconds
+from dlbench.units import counted, format_seconds, plural
 
+_RANK_LOG_END_BYTES = 4096
+_REQUIRED = ("torch", "numpy")  # Packages without which no run can start.
 JOB_S = 300  # Time limit of the job in seconds: it takes a minute, or longer if a file system loads libraries slowly.
-
 SIZES = (1024, 1 << 20)  # Bytes of the vectors: libraries send the first at once, and the second in pieces.
-
 _ITERATION_S = 30.0
 _STALL_S = 120.0
 POLL_S = 1.0
@@ -58,6 +64,142 @@ code=$?
 [ "$code" -eq 0 ] || printf "%s\\n" "$code" >"$file.failed"
 exit 0
 """
+
+
+def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tuple[PreflightNode, ...]:
+    """Returns the nodes in the order of their ranks; `hosts`: their names, as far as they are known."""
+    per_node = plan.layout.ranks_per_node
+    reports = [_rank_report(folder, rank) for rank in range(plan.layout.ranks)]
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)  # Ranks by package and version.
+    for report in reports:
+        if isinstance(report, SeenRank):
+            for package, version in report.versions.items():
+                counts[package][version] += 1
+    common_versions = {package: versions.most_common(1)[0][0] for package, versions in counts.items()}
+    nodes = []
+    for number in range(plan.layout.nodes):
+        ranks = range(number * per_node, (number + 1) * per_node)
+        node_reports = [reports[rank] for rank in ranks]
+        seen_ranks = [report for report in node_reports if isinstance(report, SeenRank)]
+        problems = [report for report in node_reports if isinstance(report, str)]
+        problems += _problems(plan, seen_ranks, common_versions)
+        nodes.append(
+            PreflightNode(
+                host=_host(folder, ranks, reports) or next(iter(hosts[number:]), f"node {number + 1}"),
+                ranks=tuple(seen_ranks),
+                problems=tuple(dict.fromkeys(problems)),
+                doubts=tuple(dict.fromkeys(_doubts(plan, seen_ranks))),
+            )
+        )
+    return tuple(nodes)
+
+
+def _rank_report(folder: PreflightFolder, rank: int) -> SeenRank | str:
+    try:
+        return SeenRank.model_validate(read_json(folder.rank(rank), MAX_JSON))
+    except FileNotFoundError:
+        code = _text(folder.failed(rank))
+        message = ""
+        with suppress(OSError):
+            log_end = read_end(folder.log(rank), _RANK_LOG_END_BYTES).decode("utf-8", "replace").strip()
+            message = next(reversed(log_end.splitlines()), "").removeprefix("dlbench: error: ")[:300]
+        if code or message:
+            return f"the ranks' Python ended with {code or 'an error'}: {message or 'no message'}"
+        if not folder.begun(rank).exists():
+            return f"nothing was written to {folder.seen}: the folder does not exist there, or the rank did not start"
+        return "its rank was ended during the check"
+    except (OSError, ValueError) as error:
+        return f"{folder.rank(rank).name}: damaged: {why_unreadable(error)}"
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError, ValueError):
+        return read_bytes(path, 1 << 20).decode("utf-8", "replace").strip()
+    return ""
+
+
+def _host(folder: PreflightFolder, ranks: range, reports: Sequence[SeenRank | str]) -> str:
+    for rank in ranks:
+        report = reports[rank]
+        if isinstance(report, SeenRank):
+            return report.host
+        if host := _text(folder.begun(rank)):
+            return host
+    return ""
+
+
+def _problems(plan: CommPlan, ranks: Sequence[SeenRank], common_versions: Mapping[str, str]) -> Iterator[str]:
+    for rank in ranks:
+        yield from rank.problems
+        for package, error in rank.broken.items():
+            if package in _REQUIRED:
+                yield f"{package} does not import: {error}"
+        dlbench_version = rank.versions.get("dlbench", "")
+        if dlbench_version != plan.dlbench_version:
+            yield f"dlbench {dlbench_version} there, {plan.dlbench_version} here: install the same ({rank.python})"
+        for package, common_version in common_versions.items():
+            version = rank.versions.get(package)
+            if package != "dlbench" and version != common_version:
+                yield f"{package} {version or 'is not installed'}, other nodes have {common_version}"
+        yield from (tier.problem for tier in rank.scratch if tier.problem)
+    ranks_by_gpu = Counter(rank.gpu for rank in ranks if rank.gpu is not None)
+    yield from (f"{count} ranks share GPU {uuid}" for uuid, count in ranks_by_gpu.items() if count > 1)
+    visible_gpus = {uuid for rank in ranks for uuid in rank.node_gpus}
+    num_gpus = max(len(visible_gpus), len(ranks_by_gpu))
+    num_needed = plan.system.node.gpus
+    if plan.system.slurm.gpu_count == "ranks":  # the job requests only one GPU per rank
+        num_needed = min(num_needed, len(ranks))
+    if ranks and num_gpus < num_needed:
+        yield f"{num_gpus} of {num_needed} GPUs"
+
+
+def _doubts(plan: CommPlan, ranks: Sequence[SeenRank]) -> Iterator[str]:
+    ranks_by_core: Counter[int] = Counter(core for rank in ranks for core in rank.cores)
+    num_needed = plan.layout.cores_per_rank
+    num_shared = sum(count > 1 for count in ranks_by_core.values())
+    least_cores = min((len(rank.cores) for rank in ranks), default=num_needed)
+    if plan.system.launch.pin and num_shared:
+        yield f"ranks share {counted(num_shared, 'core')}"
+    elif least_cores < num_needed:
+        yield f"{counted(least_cores, 'core')} of the {num_needed} that each rank should have"
+    if remote := [str(rank.local_rank) for rank in ranks if rank.near_gpu is False]:
+        local_ranks = f"{plural('local rank', len(remote))} {', '.join(remote)}"
+        yield f"cores of {local_ranks} are not on the NUMA node of the GPU: see slurm.cpu_bind"
+    for rank in ranks:
+        for package, error in rank.broken.items():
+            if package not in _REQUIRED:
+                yield f"{package} does not import: {error}"
+        if rank.compiler:
+            yield f"train.compile and fused LAMB and LARS fail there: {rank.compiler}"
+
+
+def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, dict[str, str]]:
+    """Returns the result of the all-reduce, and the problems of single hosts in it."""
+    subject = "all-reduce"
+    if plan.layout.ranks == 1:
+        return Finding(subject=subject, state="unknown", found="not possible with one rank"), {}
+    try:
+        run = read_comm_run(folder.path)
+    except IncompleteDataError as error:
+        return Finding(subject=subject, state="wrong", found=str(error)), {}
+    if run.record is None:
+        reasons = {status.host: status.reason for status in run.statuses if status.failure == "own" and status.reason}
+        if len(reasons) == run.plan.layout.nodes:  # all nodes fail, so that no single one is to blame
+            reasons = {}
+        return Finding(subject=subject, state="wrong", found=run.detail), reasons
+    if run.record.state != "valid":
+        return Finding(subject=subject, state="wrong", found=run.detail), {}
+    carriers = ", ".join(dict.fromkeys(point.carrier for point in run.record.points if point.times_s))
+    text = f"correct sums over {plan.layout.ranks} ranks by {carriers}"
+    if run.record.not_measured:
+        text += f"; not measured here: {'; '.join(run.record.not_measured)}"
+    return Finding(subject=subject, state="ok", found=text), {}
+
+
+def excluded(nodes: Sequence[PreflightNode]) -> str:
+    """Returns the nodes to exclude as a host list; empty if all failed, because then the nodes are not the cause."""
+    failed = [node.host for node in nodes if node.problems]
+    return compressed(failed) if len(failed) < len(nodes) else ""
 
 
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
@@ -242,7 +384,7 @@ def _checked(
     if waited.end == "running":
         problem = f"{job_id} had not ended after {duration} and was cancelled: see {folder.path}/slurm-{job_id}.out"
         job_findings = (test_finding, Finding(subject="job", state="wrong", found=problem))
-        nodes = judge(plan, folder, _hosts(folder))
+        nodes = judge(plan, folder, _text(folder.hosts).split())
         content = {"job": job_findings, "nodes": nodes, "exclude": excluded(nodes)}
         return _report(plan, job_id=job_id, exit_code=int(ExitCode.TIMEOUT), **content)
     # The check of a node always ends with 0, so that a failure comes from the part before it or from the all-reduce.
@@ -252,13 +394,11 @@ def _checked(
         job_findings = (test_finding, Finding(subject="job", state="wrong", found=problem))
         return _report(plan, job_id=job_id, job=job_findings, exit_code=int(ExitCode.ENVIRONMENT))
     job_finding = Finding(subject="job", state="ok", found=f"{job_id} ended after {duration}")
-    return _judged(plan, folder, (test_finding, job_finding), _hosts(folder), job_id)
+    return _judged(plan, folder, (test_finding, job_finding), job_id)
 
 
 def _script_problem(folder: PreflightFolder) -> str:
-    code = ""
-    with suppress(OSError, ValueError):
-        code = read_text(folder.ended, 64).strip()
+    code = _text(folder.ended)
     if code == "0":
         return ""
     lines: list[str] = []
@@ -272,18 +412,10 @@ def _script_problem(folder: PreflightFolder) -> str:
     return f"{problem}: {message}" if message else problem
 
 
-def _hosts(folder: PreflightFolder) -> list[str]:
-    with suppress(OSError, ValueError):
-        return read_text(folder.hosts, 1 << 20).split()
-    return []
-
-
-def _judged(
-    plan: CommPlan, folder: PreflightFolder, before: tuple[Finding, ...], hosts: list[str], job_id: str
-) -> PreflightReport:
+def _judged(plan: CommPlan, folder: PreflightFolder, before: tuple[Finding, ...], job_id: str) -> PreflightReport:
     nodes = []
     all_reduce_problems: dict[str, str] = {}  # By host.
-    judged = judge(plan, folder, hosts)
+    judged = judge(plan, folder, _text(folder.hosts).split())
     unchecked = [node.host for node in judged if len(node.ranks) < plan.layout.ranks_per_node]
     if unchecked:
         names = ", ".join(unchecked[:3])

@@ -5,6 +5,7 @@ batches are not measured: `scaled` assumes times and activations in proportion t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -204,21 +205,14 @@ def largest_batch(
     if swap != "none" and rates is None:
         return 0
 
-    def fits_batch(batch: int) -> bool:
+    def exceeds(batch: int) -> bool:
         chain_of_batch = scaled(chain, batch)
         if "planned" in method:
             may_recompute, may_swap = recompute == "planned", swap == "planned"
-            return fits(chain_of_batch, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
-        return fixed_plan(chain_of_batch, rates, recompute, swap, starts=starts).predicted.peak_bytes <= capacity_bytes
+            return not fits(chain_of_batch, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
+        return fixed_plan(chain_of_batch, rates, recompute, swap, starts=starts).predicted.peak_bytes > capacity_bytes
 
-    low, high = 0, 1
-    while high < LARGEST_BATCH and fits_batch(high):
-        low, high = high, 2 * high
-    high = min(high, LARGEST_BATCH + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits_batch(middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    beyond = 1
+    while beyond < LARGEST_BATCH and not exceeds(beyond):
+        beyond *= 2
+    return bisect_left(range(beyond), True, lo=beyond // 2 + 1, key=exceeds) - 1

@@ -24,7 +24,7 @@ from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, C
 from dlbench.node.sync.timing import Clock
 from dlbench.records.exchange import carried
 from dlbench.records.folder import RunFolder
-from dlbench.setup.requirements import refusal
+from dlbench.setup.probes import refusal
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.strategies import strategy_problem
 from tests.support.forked_runs import planned
