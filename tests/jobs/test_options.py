@@ -18,7 +18,7 @@ from dlbench.jobs.scripts.containers import words_of
 from dlbench.jobs.scripts.job import PLAIN_PATH
 from dlbench.jobs.scripts.launch import sbatch_options
 from dlbench.jobs.slurm.environment import client_environment, exported_names, job_environment
-from dlbench.specs.hostlist import compressed, expanded
+from dlbench.specs.launch import compressed, expanded
 from tests.jobs.test_jobs import PYTHON, Cluster, cluster, folder_of, plan_of, render_script, sides_of, with_system
 
 __all__ = ["cluster"]

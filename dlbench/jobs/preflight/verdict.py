@@ -13,7 +13,7 @@ from dlbench.records.comm import read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.comm import CommPlan
-from dlbench.specs.hostlist import compressed
+from dlbench.specs.launch import compressed
 from dlbench.units import counted, plural
 
 _LOG_END_BYTES = 4096
