@@ -150,7 +150,8 @@ def _averaged_content(run: Run) -> dict[str, Any]:
 
 def system_content(plan: LaunchPlan) -> dict[str, str]:
     """Returns the settings of the system that affect the speed of a run, by key; not those without effect in it."""
-    settings = dict(_settings(plan.system.model_dump(mode="json"), "system"))
+    # The plan is dumped, not its sections, for which pydantic would build further serializers.
+    settings = dict(_settings(plan.model_dump(mode="json", include={"system"})["system"], "system"))
     settings["system.slurm.extra"] = ", ".join(
         option for option in plan.system.slurm.extra if option.partition("=")[0] not in NOT_SHAPING_OPTIONS
     )
@@ -191,8 +192,9 @@ def _settings(value: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
 def comparable_content(run: Run) -> dict[str, Any]:
     """Returns everything that must be equal for two runs to be comparable, as JSON objects."""
     plan = run.plan
-    workload = plan.workload.model_dump(mode="json", exclude=_WORDS)
-    measure = plan.measure.model_dump(mode="json", exclude={"stall_timeout_s"})
+    not_compared = {"workload": _WORDS, "measure": {"stall_timeout_s"}}
+    sections = plan.model_dump(mode="json", include={"workload", "measure"}, exclude=not_compared)
+    workload, measure = sections["workload"], sections["measure"]
     if plan.series.scaling == "strong":
         del workload["train"]["batch_per_rank"]
     # Keys without effect in such runs are left out.

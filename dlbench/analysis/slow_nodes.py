@@ -24,7 +24,7 @@ from dlbench.analysis.causes import Causes
 from dlbench.analysis.repeats import MIN_SESSIONS
 from dlbench.analysis.stragglers import LATE, WORK, LateRank, largest_by_host, medians_of_others
 from dlbench.analysis.table import RunTable
-from dlbench.specs.hostlist import compressed
+from dlbench.specs.launch import compressed
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_mean
 from dlbench.stats.verdict_words import HOST

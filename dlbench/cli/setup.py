@@ -161,7 +161,7 @@ def lines_of(report: PreflightReport) -> Iterator[str]:
 
 
 def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"]) -> list[tuple[str, str]]:
-    from dlbench.specs.hostlist import compressed
+    from dlbench.specs.launch import compressed
 
     hosts: dict[str, list[str]] = {}
     for node in nodes:

@@ -15,7 +15,7 @@ from dlbench.history.series import change_cell, day, day_if_any, evidence_text, 
 from dlbench.history.trends import UTC_FORMAT, by_night, utc_seconds_text
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, slow_link_text
-from dlbench.specs.hostlist import compressed
+from dlbench.specs.launch import compressed
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 
 RECENT_DAYS = 92  # Runs that ended earlier before the newest run of the history do not count for the present state.

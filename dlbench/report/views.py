@@ -66,6 +66,11 @@ class View:
         """Says in a sentence what would produce the data of a missing section; empty: not worth a line."""
         return ""
 
+    @property
+    def has_remedy(self) -> bool:
+        """Whether `remedy` is more than the empty default, so that only then a section must be tried for it."""
+        return type(self).remedy is not View.remedy
+
     def _shown_of(self, owner: HasViews) -> Section | None:
         numbers = owner.views.get(self.key)
         if not numbers:
@@ -137,10 +142,10 @@ class Views:
         return _levelled_sections(self.closing, report)
 
     def missing_of_group(self, group: Any) -> tuple[Missing, ...]:
-        return _missing([view for view in self.group if view.section(group) is None], group)
+        return _missing([view for view in self.group if view.has_remedy and view.section(group) is None], group)
 
     def missing_of_report(self, report: Any) -> tuple[Missing, ...]:
-        return _missing([view for view in self.report if not view.sections(report)], report)
+        return _missing([view for view in self.report if view.has_remedy and not view.sections(report)], report)
 
     def always(self, group_columns: Sequence[str]) -> tuple[NamedTable, ...]:
         """Returns the tables that every report has for programs; `group_columns` precede those of groups."""

@@ -1,35 +1,37 @@
-"""Launcher, environment variables of the ranks, and options of `sbatch` and `srun`."""
+"""Launcher, environment variables of the ranks, options of `sbatch` and `srun`, and host lists in Slurm's short form:
+`n[1-3,7]` for n1, n2, n3 and n7.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from dlbench.confidential import is_secret_name, is_secret_value
+from dlbench.errors import UserError
 from dlbench.specs.base import ActsIf, Count, CountOrZero, Flag, Form, FromText, SlurmWord, Spec
 from dlbench.specs.engine import key_for_name
-from dlbench.specs.hostlist import compressed, split_hosts
 
+_NUMBERED = re.compile(r"(.+?)([0-9]{1,18})", re.DOTALL)
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_MOST_NAMES = 1 << 16  # More nodes than any cluster has, so that a typing error cannot fill the memory.
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 BY_SRUN: tuple[LauncherName, ...] = ("srun-mpi", "srun-gloo")
-
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable's name, e.g. NCCL_DEBUG")]
-
 # Read-only variables of bash; `export` of one would end a script.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
-
 _BY_INTERFACE = frozenset({"GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"})
 """Variables that `interface` sets for the ranks; NCCL's is not changed if a user sets it."""
 
 _REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
-
 _OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
-
 _BY_PLAN = "the plan sets it"
 _KEY_OF_OPTION = {
     "hint": "slurm.hint",
@@ -67,7 +69,6 @@ _SRUN_KEY_OF_OPTION = {
     "distribution": "slurm.distribution",
     "mpi": "launch.mpi_plugin",
 }
-
 OF_SBATCH: Mapping[str, str] = {
     **{option: f"use system.{key}" for option, key in _SBATCH_KEY_OF_OPTION.items()},
     **dict.fromkeys((*_SIZE, *_PLACE, "job-name"), _BY_PLAN),
@@ -99,18 +100,96 @@ OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_a
 """Keys that only srun gets, so that runs of one job may differ in them."""
 
 ALL_VARIABLES = "ALL"
-
 TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
 """A time limit as Slurm writes it (sbatch(1), --time)."""
+
 TimeLimit = Annotated[
     str, Field(pattern=TIME), Form('a time limit as Slurm writes it, in quotes: "00:30:00" or "1-12:00:00"')
 ]
-
 WARNING_S = 120
 """Default seconds of warning: Slurm may send the signal a minute early or late (sbatch(1), --signal); a step and a
 checkpoint need the rest."""
 
 EARLY_S = 60  # Largest time by which Slurm may send the signal too early, seconds.
+
+
+def compressed(hosts: Iterable[str]) -> str:
+    """Returns hosts in Slurm's short form; only trailing numbers are folded, which every version of Slurm can read."""
+    numbers: dict[tuple[str, int], set[int]] = {}
+    words: dict[str, None] = {}
+    for host in hosts:
+        match = None if "[" in host else _NUMBERED.fullmatch(host)
+        if match is None:
+            words[host] = None
+            continue
+        digits = match[2]
+        # n09 and n9 are different hosts; numbers without leading zeros (n9, n10) have width 0.
+        width = len(digits) if len(digits) > 1 and digits.startswith("0") else 0
+        numbers.setdefault((match[1], width), set()).add(int(digits))
+    for prefix, width in [key for key in numbers if key[1]]:
+        # n100 belongs to n[099-100], although it has no leading zero.
+        wide = numbers.get((prefix, 0), set())
+        same = {number for number in wide if len(str(number)) == width}
+        numbers[prefix, width] |= same
+        wide -= same
+    texts = [
+        _folded(prefix, width, sorted(host_numbers))
+        for (prefix, width), host_numbers in sorted(numbers.items())
+        if host_numbers
+    ]
+    return ",".join([*texts, *words])
+
+
+def _folded(prefix: str, width: int, numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"{prefix}{numbers[0]:0{width}d}"
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = []
+    for first, last in ranges:
+        text = f"{first:0{width}d}"
+        if last > first:
+            text += f"-{last:0{width}d}"
+        texts.append(text)
+    return f"{prefix}[{','.join(texts)}]"
+
+
+def split_hosts(text: str) -> list[str]:
+    """Returns the parts of a host list, split at commas outside of brackets."""
+    parts = re.split(r",(?![^\[\]]*\])", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def expanded(text: str) -> Iterator[str]:
+    """Yields every host name of a host list in Slurm's order; brackets may be anywhere in a name."""
+    for part in split_hosts(text):
+        pieces = _BRACKETS.split(part)  # text, content of brackets, text, ...
+        names = [""]
+        for number, piece in enumerate(pieces):
+            ends = [piece] if number % 2 == 0 else _numbers(piece, part)
+            if len(names) * len(ends) > _MOST_NAMES:
+                raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
+            names = list(map("".join, itertools.product(names, ends)))
+        if any(character in "".join(pieces[::2]) for character in "[]"):
+            raise UserError(f"{part!r}: has an unmatched bracket")
+        yield from names
+
+
+def _numbers(inside: str, part: str) -> list[str]:
+    numbers: list[str] = []
+    for word in inside.split(","):
+        ends = _RANGE.fullmatch(word.strip())
+        first, last = (ends[1], ends[2] or ends[1]) if ends else ("1", "0")
+        if int(last) < int(first):
+            raise UserError(f"{part!r}: {word.strip()!r} is neither a number nor a range, e.g. n[1-3,7]")
+        if int(last) - int(first) + len(numbers) >= _MOST_NAMES:
+            raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return numbers
 
 
 class VariableSource(Spec):
@@ -261,8 +340,10 @@ def _bare_type(value: str) -> str:
 Argument = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 """A value of an option, passed to sbatch and srun as one word; any printable character is allowed."""
 
+
 Hosts = Annotated[Argument | None, BeforeValidator(_hosts)]
 """Hosts in Slurm's short form, given as a list or as text with commas; None: no hosts."""
+
 
 SbatchWords = Annotated[
     tuple[str, ...],
@@ -270,6 +351,8 @@ SbatchWords = Annotated[
     AfterValidator(lambda words: refuse(words, OF_SBATCH)),
     Form("options by their long names, e.g. [--switches=1]"),
 ]
+
+
 SrunWords = Annotated[
     tuple[str, ...],
     BeforeValidator(words_of),

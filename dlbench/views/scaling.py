@@ -84,10 +84,9 @@ def _is_same_work(group: scaling.Group, candidate: scaling.Group, point: Point) 
 def _work(run: Run) -> dict[str, Any]:
     """Returns the workload and the kind of device, without the batch per rank and the settings of readers."""
     device = "" if run.record is None else run.record.ranks[0].device.split(":")[0]
-    workload = run.plan.workload.model_dump(
-        exclude={"train": {"batch_per_rank"}, "data": {"loader_workers", "prefetch_batches"}}
-    )
-    return {**workload, "device": device, "phases": run.plan.measure.phases}
+    varied = {"train": {"batch_per_rank"}, "data": {"loader_workers", "prefetch_batches"}}
+    work = run.plan.model_dump(include={"workload"}, exclude={"workload": varied})
+    return {**work, "device": device, "phases": run.plan.measure.phases}
 
 
 def verdict(

@@ -25,8 +25,7 @@ from dlbench.jobs.scripts.launch import MAX_BYTES, render_job, resolve, sbatch_o
 from dlbench.jobs.slurm.environment import client_environment, exported_names, job_environment
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
-from dlbench.specs.hostlist import compressed, expanded
-from dlbench.specs.launch import VariableSource
+from dlbench.specs.launch import VariableSource, compressed, expanded
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from tests.jobs.test_jobs import PYTHON, Cluster, cluster, folder_of, plan_of, render_script, sides_of, with_system

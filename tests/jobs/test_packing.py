@@ -30,7 +30,7 @@ from dlbench.jobs.campaign.campaign import (
 from dlbench.jobs.scripts.job import Job, limit_seconds, time_text
 from dlbench.records.folder import RunFolder, create
 from dlbench.specs.expand import expand
-from dlbench.specs.hostlist import expanded
+from dlbench.specs.launch import expanded
 from dlbench.specs.plan import LaunchPlan, LayoutSpec, RunPlan
 from dlbench.specs.requests import Request
 from tests.support.run_factory import edit_json, plans, quality_plans

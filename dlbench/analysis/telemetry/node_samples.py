@@ -70,9 +70,9 @@ class Curve:
     """A rate over time, linear between neighbouring samples."""
 
     time_ns: Times  # Times of the samples, increasing; shape (n,).
-    begin_rate: Array  # Rate per second at the start of each piece between two samples; shape (max(n - 1, 0),).
+    begin_rate: Array  # Rate per second at the start of each piece between two samples; shape (..., max(n - 1, 0)).
     end_rate: Array  # Rate per second at the end of each piece.
-    known: Flags  # Whether each piece is known.
+    known: Flags  # Whether each piece is known; shape (max(n - 1, 0),).
     bridged: Flags  # Whether it is known only as a whole: a gap over which a counter went on.
     is_counter: bool = False
     resets: int = 0  # Number of times that the counter fell.
@@ -83,29 +83,36 @@ class Curve:
 
     def between(self, edges: Sequence[int]) -> list[Amount]:
         """Returns the integrals between neighbouring `edges`, which increase."""
+        values, known_ns = self.integrals(edges)
+        columns = zip(values.tolist(), known_ns.tolist(), np.diff(edges).tolist(), strict=True)
+        return [Amount(value=value, known_ns=known_ns, length_ns=length) for value, known_ns, length in columns]
+
+    def integrals(self, edges: Sequence[int]) -> tuple[Array, Times]:
+        """Returns the integrals between neighbouring `edges`, shape (..., edges - 1), and the known nanoseconds."""
         at = np.asarray(edges, dtype=np.int64)
-        values, known_ns = np.zeros(len(at) - 1), np.zeros(len(at) - 1, dtype=np.int64)
-        if len(self.known):
-            lengths = np.diff(self.time_ns)
-            amounts = (self.begin_rate + self.end_rate) / 2 * (lengths / 1e9)
-            divisible = self.known & ~self.bridged
-            inside = np.clip(at, self.time_ns[0], self.time_ns[-1])
-            piece = np.clip(np.searchsorted(self.time_ns, inside, side="right") - 1, 0, len(lengths) - 1)
-            into = np.where(divisible[piece], inside - self.time_ns[piece], 0)
-            # The mean of a line is its value in the middle.
-            middle = self.begin_rate[piece] + (self.end_rate - self.begin_rate)[piece] * (into / lengths[piece]) / 2
-            values = np.diff(_sums_before(np.where(divisible, amounts, 0.0))[piece] + middle * (into / 1e9))
-            known_ns = np.diff(_sums_before(np.where(divisible, lengths, 0))[piece] + into)
-            # A bridged piece counts only in the interval that contains all of it.
-            complete = self.known & self.bridged
+        if not len(self.known):
+            return np.zeros((*self.begin_rate.shape[:-1], len(at) - 1)), np.zeros(len(at) - 1, dtype=np.int64)
+        lengths = np.diff(self.time_ns)
+        amounts = (self.begin_rate + self.end_rate) / 2 * (lengths / 1e9)
+        divisible = self.known & ~self.bridged
+        inside = np.clip(at, self.time_ns[0], self.time_ns[-1])
+        piece = np.clip(np.searchsorted(self.time_ns, inside, side="right") - 1, 0, len(lengths) - 1)
+        into = np.where(divisible[piece], inside - self.time_ns[piece], 0)
+        # The mean of a line is its value in the middle.
+        growth = self.end_rate[..., piece] - self.begin_rate[..., piece]
+        middle = self.begin_rate[..., piece] + growth * (into / lengths[piece]) / 2
+        values = np.diff(_sums_before(np.where(divisible, amounts, 0.0))[..., piece] + middle * (into / 1e9))
+        known_ns = np.diff(_sums_before(np.where(divisible, lengths, 0))[piece] + into)
+        # A bridged piece counts only in the interval that contains all of it.
+        complete = self.known & self.bridged
+        if complete.any():
             first = np.searchsorted(self.time_ns[:-1], at[:-1])
             last = np.maximum(first, np.searchsorted(self.time_ns[1:], at[1:], side="right"))
             bridged_amounts = _sums_before(np.where(complete, amounts, 0.0))
             bridged_ns = _sums_before(np.where(complete, lengths, 0))
-            values += bridged_amounts[last] - bridged_amounts[first]
+            values += bridged_amounts[..., last] - bridged_amounts[..., first]
             known_ns += bridged_ns[last] - bridged_ns[first]
-        columns = zip(values.tolist(), known_ns.tolist(), np.diff(at).tolist(), strict=True)
-        return [Amount(value=value, known_ns=known_ns, length_ns=length) for value, known_ns, length in columns]
+        return values, known_ns
 
     def known_within(self, begin_ns: int, end_ns: int) -> Flags:
         """Returns the pieces that are known and at least partly in an interval, shape (n - 1,)."""
@@ -118,11 +125,12 @@ class Curve:
 def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """Returns the curve of a counter with any start value, NaN where it was not read; both arrays have shape (n,).
 
-    A gap over five periods is known only as a whole, the piece of a falling (reset) counter not at all.
+    A gap over five periods is known only as a whole, the piece of a falling (reset) counter not at all. `values` of
+    several counters, shape (counters, n), must have been read at the same times, and not fall.
     """
     times, read = _readable(time_ns, values)
     grown = np.diff(read)
-    is_known = grown >= 0
+    is_known = np.logical_and.reduce(np.atleast_2d(grown >= 0))
     rate = np.where(is_known, grown, 0.0) / np.diff(times) * 1e9
     return Curve(
         time_ns=times,
@@ -148,8 +156,10 @@ def rate_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
 
 
 def _sums_before(pieces: Any) -> Any:
-    """Returns the sum of all pieces before each, and of all of them, shape (n + 1,)."""
-    return np.concatenate([np.zeros(1, dtype=pieces.dtype), np.cumsum(pieces)])
+    """Returns the sum of all pieces before each, and of all of them, shape (..., n + 1)."""
+    sums = np.zeros((*pieces.shape[:-1], pieces.shape[-1] + 1), dtype=pieces.dtype)
+    np.cumsum(pieces, axis=-1, out=sums[..., 1:])
+    return sums
 
 
 def joined(times: Times, period_s: float) -> Flags:
@@ -183,10 +193,10 @@ def _joined(content: bytes, period_s: float) -> bytes:
 
 def _readable(time_ns: Times, values: Array) -> tuple[Times, Array]:
     """Returns the samples with a value, each later than the one before."""
-    is_finite = np.isfinite(values)
-    times, read = time_ns[is_finite], values[is_finite].astype(np.float64)
+    is_finite = np.atleast_2d(np.isfinite(values)).all(axis=0)
+    times, read = time_ns[is_finite], values[..., is_finite].astype(np.float64)
     later = np.concatenate([np.ones(min(1, len(times)), dtype=bool), np.diff(times) > 0])
-    return times[later], read[later]
+    return times[later], read[..., later]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,19 +101,25 @@ def _summaries(samples: NodeSamples, columns: Mapping[str, Array], window: Inter
     inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1])
     summaries: dict[str, FieldSummary] = {}
     # Fields that were read at the same times are processed together: for one the calls take longer than the arithmetic.
-    names_by_mask: dict[bytes, list[str]] = {}
+    names_by_mask: dict[tuple[bytes, bool, str], list[str]] = {}
     for name, values in columns.items():
-        if COUNTERS.fullmatch(name) is None:
-            names_by_mask.setdefault((inside & np.isfinite(values)).tobytes(), []).append(name)
+        is_read, is_counter, fallen = np.isfinite(values), COUNTERS.fullmatch(name) is not None, ""
+        if is_counter and (np.diff(values[is_read]) < 0).any():
+            fallen = name
+        names_by_mask.setdefault((is_read.tobytes(), is_counter, fallen), []).append(name)
+    for (mask, is_counter, _), names in names_by_mask.items():
+        stacked = np.stack([columns[name] for name in names])
+        if not is_counter:
+            stacked = stacked.compress(inside & np.frombuffer(mask, dtype=np.bool_), axis=1)
+            summaries |= _summarised(names, stacked, is_rate=False)
             continue
-        curve = counter_curve(samples.time_ns, values, samples.period_of(name))
-        rates = curve.begin_rate[curve.known_within(*window)][None]
-        for summary in _summarised([name], rates, is_rate=True).values():
-            mean = curve.over(*window).rate
-            summaries[name] = summary if mean is None else replace(summary, mean=mean)
-    for mask, names in names_by_mask.items():
-        stacked = np.stack([columns[name] for name in names]).compress(np.frombuffer(mask, dtype=np.bool_), axis=1)
-        summaries |= _summarised(names, stacked, is_rate=False)
+        curve = counter_curve(samples.time_ns, stacked, samples.period_of(names[0]))
+        rates = curve.begin_rate.compress(curve.known_within(*window), axis=1)
+        summaries |= _summarised(names, rates, is_rate=True)
+        values, known_ns = curve.integrals((window[0], max(window)))
+        if rates.size and known_ns[0]:
+            for name, mean in zip(names, (values[:, 0] / known_ns[0] * 1e9).tolist(), strict=True):
+                summaries[name] = replace(summaries[name], mean=mean)
     return {name: summaries[name] for name in columns if name in summaries}
 
 

@@ -21,8 +21,7 @@ from dlbench.errors import UserError
 from dlbench.jobs.scripts.job import Job, limit_seconds, requested, time_text
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.specs.hostlist import compressed, expanded
-from dlbench.specs.launch import EARLY_S
+from dlbench.specs.launch import EARLY_S, compressed, expanded
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import counted, format_seconds
 

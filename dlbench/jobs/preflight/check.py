@@ -32,7 +32,7 @@ from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport, SeenRank
 from dlbench.specs.comm import CommPlan, CommSeries, CommSpec
-from dlbench.specs.hostlist import compressed
+from dlbench.specs.launch import compressed
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.requests import SeriesRequest
 from dlbench.specs.system import SystemSpec

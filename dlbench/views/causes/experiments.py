@@ -16,7 +16,7 @@ from dlbench.lazy import Deferred
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
-from dlbench.specs.hostlist import compressed
+from dlbench.specs.launch import compressed
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import MGWFBP_STEPS, OWN_MGWFBP, OWN_NONE, OWN_SINGLE, UNFUSED, layout_problem
 from dlbench.stats.estimates import MIN_RUNS
