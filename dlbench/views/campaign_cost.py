@@ -362,17 +362,13 @@ class CampaignCostView(ReportView):
     title = "What this campaign cost"
     key = "campaign_cost"
     after = "groups"
+    lack = "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks Slurm, and says why."
 
     def numbers(self, source: ReportSource) -> CampaignCost | None:
         return campaign_cost(source.scan.runs)
 
     def shown(self, report: Report, cost: CampaignCost) -> Section:
         return cost_section(cost)
-
-    def remedy(self, report: Report) -> str:
-        return (
-            "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks Slurm, and says why."
-        )
 
 
 def cost_section(cost: CampaignCost) -> Section:

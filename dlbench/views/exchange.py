@@ -19,7 +19,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import INK, PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, Rows, channel, finish, layer, tooltips
+from dlbench.report.charts import Chart, Rows, Series, channel, coloured, finish, layer, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
@@ -27,7 +27,7 @@ from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of
 from dlbench.stats.pairing import RunKey
 from dlbench.units import counted, format_bytes, format_seconds
 from dlbench.views.exchange_bound import ExchangeBound, Recorded, exchange_bound
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_columns, place_of
 from dlbench.views.next_step import second_rank
 
 NOT_MEASURED = "not measured"
@@ -77,11 +77,9 @@ class ExchangeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangePoint:
+class ExchangePoint(AtPlace):
     """The gradient exchange at one rank count: counts are medians over the runs that record it, times means."""
 
-    ranks: int
-    nodes: int
     ways: tuple[ExchangeConfig, ...]  # One, unless runs of equal settings ran differently.
     num_messages: Estimate | None = field(metadata=_count_column("Messages per step", "messages"))
     num_others: Estimate | None = field(metadata=_count_column(OTHERS, "other_messages", missing="none"))
@@ -296,14 +294,11 @@ def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = 
             time("Efficiency with it", "prediction.efficiency", NO_BOUND),
             Column("", "Cost of a message", "prediction.line"),
         ]
-    columns += [Column("", "Interval", _interval_text), Column("", "Source", evidence_text)]
+    columns.append(Column("", "Interval", lambda point: point.communication and basis_text(point.communication)))
+    columns.append(Column("", "Source", evidence_text))
     return Sheet(
         name="exchange-times", title="Messages of a step", columns=tuple(columns), rows=points, caption=caption
     )
-
-
-def _interval_text(point: ExchangePoint) -> str | None:
-    return None if point.communication is None else basis_text(point.communication)
 
 
 def evidence_text(point: ExchangePoint) -> str:
@@ -412,15 +407,11 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> dict[str, Any]:
         title, padding = f"{len(lines) - 1} messages", 0.0
     names = {"labels": has_names, "labelLimit": 260, "ticks": False, "domain": False, "title": title}
     times_axis = {"labelExpr": si_label("s"), "tickCount": 6}
-    kinds = {row["kind"] for row in rows}
-    present = [kind for kind in colours if kind in kinds]
-    scale = {"domain": present, "range": [colours[kind] for kind in present]}
-    legend = {"orient": "bottom", "columns": len(colours)}
     encoding = {
         "y": channel("name:N", title=None, sort=lines, scale={"paddingInner": padding}, axis=names),
         "x": channel("from:Q", title="time since the start of the backward pass", axis=times_axis),
         "x2": "to",
-        "color": channel("kind:N", title=None, sort=list(colours), scale=scale, legend=legend),
+        "color": coloured(rows, Series("kind", colours, columns=len(colours))),
         "tooltip": tooltips({"name": "line", "kind": "kind", "shown": "time", "what": "message"}),
     }
     return layer(rows, "bar", encoding)

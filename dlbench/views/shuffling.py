@@ -32,6 +32,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.units import plural
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import (
+    AtPlace,
     GroupSource,
     GroupView,
     Report,
@@ -59,11 +60,9 @@ def _three_decimals(value: float) -> Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditPoint:
+class AuditPoint(AtPlace):
     """The audit of all runs of one rank count."""
 
-    ranks: int
-    nodes: int
     num_runs: int = field(metadata=column("Runs", "audited_runs"))
     num_bad: int = field(metadata=column("With errors", "bad_runs"))
     whole_epochs: int = field(metadata=column("Whole epochs"))
@@ -190,7 +189,7 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
     comparison = Comparison(
         common_digest=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
         kind=_shuffling,
-        reference=_is_global,
+        reference=lambda group: group.sample.plan.workload.data.shuffle == "global",
         order=_order,  # Without staging first.
         figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, table), is_time=True)},
     )
@@ -212,10 +211,6 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
 def _shuffling(group: scaling.Group) -> tuple[str, str]:
     data = group.sample.plan.workload.data
     return data.shuffle, "" if data.shuffle == "global" else data.partition
-
-
-def _is_global(group: scaling.Group) -> bool:
-    return group.sample.plan.workload.data.shuffle == "global"
 
 
 def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:

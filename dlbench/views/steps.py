@@ -16,12 +16,12 @@ from dlbench.analysis.table import QUANTILES, OutlierStep, RunTable, StepDigest
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import RANK_COLOURS, WIDE, si_label
 from dlbench.report.charts import Chart, Rows, Subject, channel, finish, layer, short, tooltips
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.units import plural
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_of
 from dlbench.views.next_step import second_rank
 from dlbench.views.stragglers import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
 
@@ -41,11 +41,9 @@ class StepQuantile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepPoint:
+class StepPoint(AtPlace):
     """The step times at one rank count: the slowest rank's time in each measured step, seconds."""
 
-    ranks: int
-    nodes: int
     is_baseline: bool
     run_ids: tuple[str, ...] = field(metadata=column(name="runs", value=len))
     num_steps: int = field(metadata=column("Steps", "steps", text="{:,}".format))  # Measured steps of all runs.
@@ -306,16 +304,13 @@ class StepsView(GroupView):
     title = "Step times"
     key = "step_times"
     after = "stragglers"
+    lack = NO_STEPS
 
     def numbers(self, source: GroupSource) -> StepDistribution | None:
         return step_times(source.group, source.table)
 
     def shown(self, group: ReportGroup, distribution: StepDistribution) -> Section:
-        sheets: list[Sheet[Any]] = [
-            steps_sheet(distribution),
-            outlier_sheet(distribution.points),
-            quantile_sheet(distribution),
-        ]
+        outlying_steps = outlier_sheet(distribution.points)
         last = distribution.points[-1]
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
         outliers = f"{last.num_outliers or 'no'} {plural('outlier', last.num_outliers)} in {last.num_steps:,} steps"
@@ -331,11 +326,8 @@ class StepsView(GroupView):
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {outliers}",
             notes=tuple(notes),
             charts=lambda: [_distribution(group, distribution)],
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(steps_sheet(distribution), outlying_steps, quantile_sheet(distribution)),
         )
-
-    def remedy(self, group: ReportGroup) -> str:
-        return NO_STEPS
 
 
 class RanksView(GroupView):

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
 
 from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.scaling import group_by
@@ -17,7 +16,7 @@ from dlbench.analysis.telemetry.readings import FieldSummary, MachineReading, No
 from dlbench.analysis.telemetry.throttling import gpu_numbers
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
@@ -325,21 +324,12 @@ class TelemetryView(GroupView):
         return telemetry if telemetry.nodes else None
 
     def shown(self, group: ReportGroup, telemetry: Telemetry) -> Section:
-        columns = columns_of(Unavailable)
-        sheets: list[Sheet[Any]] = [
-            means_sheet(telemetry),
-            Sheet(
-                name="telemetry-missing",
-                title="Not sampled",
-                columns=columns,
-                rows=telemetry.unavailable,
-                is_folded=True,
-            ),
-        ]
+        columns, rows = columns_of(Unavailable), telemetry.unavailable
+        missing = Sheet(name="telemetry-missing", title="Not sampled", columns=columns, rows=rows, is_folded=True)
         return Section(
             headline=_headline(telemetry, on_gpu=group.on_gpu),
             words=telemetry.notes,
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(means_sheet(telemetry), missing),
         )
 
     def remedy(self, group: ReportGroup) -> str:

@@ -439,6 +439,7 @@ class CausesView(GroupView):
     level = "answer"
     key = "causes"
     after = "time-to-train"
+    lack = VARIANT
 
     def always(self) -> tuple[Sheet[Any], ...]:
         return (account_sheet(()),)
@@ -457,6 +458,3 @@ class CausesView(GroupView):
             notes=tuple(remarks(lost.diagnosed)),
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )
-
-    def remedy(self, group: ReportGroup) -> str:
-        return VARIANT

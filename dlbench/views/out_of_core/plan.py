@@ -25,7 +25,18 @@ from dlbench.perfmodels.out_of_core.planner import (
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.report.chart_style import PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, ReportSubject, Rows, Subject, channel, finish, layer, tooltips
+from dlbench.report.charts import (
+    Chart,
+    ReportSubject,
+    Rows,
+    Series,
+    Subject,
+    channel,
+    coloured,
+    finish,
+    layer,
+    tooltips,
+)
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
@@ -125,15 +136,12 @@ def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], 
                 "shown": format_seconds(span.end_s - span.start_s),
             }
         )
-    titles = {row["kind"] for row in rows}
-    present = [kind for kind in KINDS.values() if kind[0] in titles]
-    colours = {"domain": [title for title, _ in present], "range": [colour for _, colour in present]}
     axis = {"labelExpr": si_label("s"), "tickCount": 6, "grid": True}
     encoding = {
         "y": channel("lane:N", title=None, sort=names, scale={"domain": names}),
         "x": channel("start:Q", title="from the start of the pass", scale={"nice": False, "domainMin": 0}, axis=axis),
         "x2": "end",
-        "color": channel("kind:N", title=None, legend={"orient": "bottom", "columns": 4}, scale=colours),
+        "color": coloured(rows, Series("kind", dict(KINDS.values()), columns=4)),
         "tooltip": tooltips({"kind": "operation", "block": "block", "modules": "modules", "shown": "time"}),
     }
     end = max((span.end_s for span in operations), default=0.0)
@@ -385,15 +393,11 @@ def _batch_sheet(plan: CapacityPlan) -> Sheet[MethodForecast]:
         title=f"Batches in {format_bytes(plan.capacity_bytes)}: {plan.measured.sample_unit}/s",
         columns=columns_of(MethodForecast, *names),
         rows=plan.by_batch,
-        pivot=Pivot(corner="Batch", down="method", across=_batch_text, cell=_rate_if_it_fits),
+        pivot=Pivot(corner="Batch", down="method", across=lambda forecast: str(forecast.batch), cell=_rate_if_it_fits),
         caption="Predicted samples per second of forward and backward passes; times and activations in proportion to "
         "the batch. A dash: the method does not fit.",
         in_terminal=True,
     )
-
-
-def _batch_text(forecast: MethodForecast) -> str:
-    return str(forecast.batch)
 
 
 def _rate_if_it_fits(forecast: MethodForecast) -> Cell:
