@@ -106,10 +106,6 @@ class PointCost:
     most_switches: int = field(metadata=column("Switches", "most_leaf_switches", is_brief=True))
 
     @property
-    def results_text(self) -> str:
-        return f"{self.results} of {self.runs}"
-
-    @property
     def node_hours_per_result(self) -> float | None:
         return self.node_hours / self.results if self.node_hours is not None and self.results else None
 
@@ -470,7 +466,7 @@ def _points_sheet(cost: CampaignCost) -> Sheet[PointCost]:
         *columns_of(
             PointCost,
             *("runs", "results"),
-            Column("", "Figures", "results_text", is_brief=True),
+            Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
             "node_hours",
             Column(
                 "node_hours_per_result", "Node-hours each", "node_hours_per_result", _hours_each_text, is_brief=True

@@ -114,9 +114,7 @@ def _points(group: scaling.Group, table: RunTable) -> tuple[EnergyPoint, ...]:
         if point is group.baseline:
             reference = per_sample
         kinds = [_kind(kind, point, by_key, per_sample[kind], reference.get(kind, {})) for kind in KINDS]
-        reasons: list[tuple[Kind, str]] = []
-        for kind in KINDS:
-            reasons += [(kind, energy.why[kind]) for energy in by_key.values() if kind in energy.why]
+        reasons = [(kind, energy.why[kind]) for kind in KINDS for energy in by_key.values() if kind in energy.why]
         doubts = chain.from_iterable(energy.doubts for energy in by_key.values())
         points.append(
             EnergyPoint(
@@ -234,9 +232,7 @@ class StageRow:
 
 def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
     """Returns the table of joules by stage; for people a column for each stage, and the whole run last."""
-    rows: list[StageRow] = []
-    for kind in _kinds(points):
-        rows += [StageRow(kind, stage, joules) for stage, joules in kind.stages]
+    rows = [StageRow(kind, stage, joules) for kind in _kinds(points) for stage, joules in kind.stages]
     rows += [StageRow(kind, "", kind.whole) for kind in _kinds(points) if kind.whole is not None]
     picks = ("ranks=energy.ranks", "nodes=energy.nodes", "kind=energy.kind", "stage", "joules", "runs=joules.n")
     return Sheet(

@@ -19,7 +19,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import INK, PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, Rows, Series, channel, coloured, finish, layer, tooltips
+from dlbench.report.charts import Chart, Rows, Series, channel, finish, layer, palette, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
@@ -119,10 +119,6 @@ class ConfigRow:
     def num_runs(self) -> int:
         return len(self.point.run_ids)
 
-    @property
-    def is_first(self) -> bool:
-        return self.config is self.point.ways[0]
-
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
     """Returns the exchange of every point with more than one rank whose runs record it, by rank count."""
@@ -165,10 +161,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         message_bytes=median(_gradient_bytes, "bytes"),
         bytes_inside=median(attrgetter("bytes_inside"), "bytes"),
         bytes_across=median(attrgetter("bytes_across"), "bytes"),
-        communication=mean("communication_s"),
-        exposed=mean("exposed_s"),
-        hidden=mean("hidden_s"),
-        backward=mean("backward_s"),
+        **{name: mean(f"{name}_s") for name in ("communication", "exposed", "hidden", "backward")},
         hidden_share=_share("hidden_s", recorded, table),
         exposed_share=_share("exposed_s", recorded, table),
         is_in_passes=_waits_in_passes(run),
@@ -254,15 +247,13 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
         *of_point("why_not_predicted=why"),
         Column("runs", "", "num_runs"),
     )
-    rows: list[ConfigRow] = []
-    for point in points:
-        rows += [ConfigRow(point, config) for config in point.ways]
+    rows = [ConfigRow(point, config) for point in points for config in point.ways]
     return Sheet(
         name="exchange",
         title="Exchange that ran",
         columns=tuple(replace(original, title=titles.get(original.name, original.title)) for original in columns),
         rows=rows,
-        is_data=attrgetter("is_first"),
+        is_data=lambda row: row.config is row.point.ways[0],
         caption="It may differ from the requested exchange. Bytes sent per rank follow from the algorithm that ran.",
     )
 
@@ -411,7 +402,7 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> dict[str, Any]:
         "y": channel("name:N", title=None, sort=lines, scale={"paddingInner": padding}, axis=names),
         "x": channel("from:Q", title="time since the start of the backward pass", axis=times_axis),
         "x2": "to",
-        "color": coloured(rows, Series("kind", colours, columns=len(colours))),
+        "color": palette(rows, Series("kind", colours, columns=len(colours))),
         "tooltip": tooltips({"name": "line", "kind": "kind", "shown": "time", "what": "message"}),
     }
     return layer(rows, "bar", encoding)

@@ -182,9 +182,7 @@ def _point(group_id: str, point: Point, runs: Mapping[RunKey, Run], table: RunTa
 
 
 def _held_point(point: Point, runs: Sequence[Run]) -> HeldPoint | None:
-    held_by_ranks: list[tuple[HeldMemory, Run]] = []
-    for run in runs:
-        held_by_ranks += [(rank.held, run) for rank in ranks_of(run) if rank.held is not None]
+    held_by_ranks = [(rank.held, run) for run in runs for rank in ranks_of(run) if rank.held is not None]
     if not held_by_ranks:
         return None
     tensors, run = max(held_by_ranks, key=lambda pair: pair[0].peak)

@@ -14,18 +14,7 @@ from dlbench.records.data_path import ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.report.charts import Chart
 from dlbench.report.document import Mark, Section
-from dlbench.report.table import (
-    Cell,
-    Column,
-    Sheet,
-    always,
-    column,
-    columns_of,
-    constant,
-    drop_empty_columns,
-    never,
-    times_cell,
-)
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant, drop_empty_columns, times_cell
 from dlbench.report.wording import number_text, percent, runs_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
@@ -288,7 +277,7 @@ def points_sheet(audit: Audit) -> Sheet[AuditPoint]:
         columns=drop_empty_columns(columns, points),
         rows=points,
         caption=caption,
-        is_shown=always if is_shown else never,
+        is_shown=lambda row: is_shown,
     )
 
 

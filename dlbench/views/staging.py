@@ -22,16 +22,7 @@ from dlbench.stats.estimates import Estimate, difference_estimate, geometric_mea
 from dlbench.stats.pairing import RunKey
 from dlbench.units import first_of, format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
-from dlbench.views.model import (
-    AtPlace,
-    GroupSource,
-    GroupView,
-    Report,
-    ReportGroup,
-    ReportSource,
-    ReportView,
-    place_columns,
-)
+from dlbench.views.model import GroupSource, GroupView, Report, ReportGroup, ReportSource, ReportView, place_columns
 
 STRATEGY_TITLES = {
     "replicate": "the whole data set on each node (replicate)",
@@ -44,9 +35,11 @@ CAPTION = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagingPoint(AtPlace):
+class StagingPoint:
     """The staging at one rank count, over the runs that recorded it."""
 
+    ranks: int
+    nodes: int
     strategy: str = field(metadata=column("Strategy"))
     tier: str = field(metadata=column("To"))
     method: str = field(metadata=column("Copied by"))
@@ -119,9 +112,11 @@ def _seconds(results: Mapping[RunKey, StagingResult]) -> Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BreakEven(AtPlace):
+class BreakEven:
     """A staged group compared with the one that reads in place, at one rank count."""
 
+    ranks: int
+    nodes: int
     label: str = field(metadata=column("Runs", ""))
     staged_group: str = field(metadata=column(name="group"))
     unstaged_group: str
@@ -290,17 +285,16 @@ class BreakEvenView(ReportView):
             *place_columns(),
             *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
             *("gain", "factor"),
-            Column(
-                "break_even_epochs",
-                "Break-even epochs",
-                "epochs",
-                lambda row: Cell(break_even_text(row), number=row.epochs),
-            ),
+            Column("break_even_epochs", "Break-even epochs", "epochs", _epochs_cell),
             *("epochs_low", "epochs_high", "is_paired"),
         )
         caption = "Break-even: staging time over the gain of an epoch; no upper end: there may be no gain."
         sheet = Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=caption)
         return Section(headline=headline, sheets=(sheet,))
+
+
+def _epochs_cell(row: BreakEven) -> Cell:
+    return Cell(break_even_text(row), number=row.epochs)
 
 
 def break_even_text(row: BreakEven) -> str:

@@ -17,7 +17,7 @@ from dlbench.records.scan import Run
 from dlbench.report.chart_style import RANK_COLOURS, WIDE, si_label
 from dlbench.report.charts import Chart, Rows, Subject, channel, finish, layer, short, tooltips
 from dlbench.report.document import Section, with_rows
-from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
+from dlbench.report.table import Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.units import plural
@@ -164,30 +164,20 @@ class OutlierRow:
     point: StepPoint
     step: OutlierStep
 
-    @property
-    def phase_title(self) -> str:
-        return PART_TITLES[self.step.phase]
-
-    @property
-    def ratio(self) -> Cell:
-        return ratio_cell(self.step.ratio, 2)
-
 
 def outlier_sheet(points: Sequence[StepPoint]) -> Sheet[OutlierRow]:
     """Returns the table of outliers; people see those with the largest ratio to their run's median step."""
-    rows: list[OutlierRow] = []
-    for point in points:
-        rows += [OutlierRow(point, step) for step in point.outliers]
+    rows = [OutlierRow(point, step) for point in points for step in point.outliers]
     shown_rows = {id(row) for row in sorted(rows, key=attrgetter("step.ratio"), reverse=True)[:MAX_OUTLIERS]}
     columns: tuple[Column[OutlierRow], ...] = (
         Column("", "At", "point.place"),
         *columns_of(StepPoint, "ranks", "nodes", "is_baseline", of="point"),
         Column("step", "Step", "step.step"),
         Column("seconds", "Time", "step.seconds", unit="s"),
-        Column("ratio_to_median", "Over the median", "step.ratio", "ratio"),
+        Column("ratio_to_median", "Over the median", "step.ratio", lambda row: ratio_cell(row.step.ratio, 2)),
         Column("rank", "Rank", "step.rank"),
         Column("host", "Host", "step.host", limit=64),
-        Column("phase", "Phase that grew most", "step.phase", "phase_title"),
+        Column("phase", "Phase that grew most", "step.phase", lambda row: PART_TITLES[row.step.phase]),
         Column("run_id", "Run", "step.run_id"),
         *columns_of(StepPoint, "outlier_steps_of_all_runs=num_outliers", of="point"),
     )
@@ -210,10 +200,6 @@ class QuantileRow:
     percent: int
     quantile: StepQuantile
 
-    @property
-    def share_text(self) -> str:
-        return f"{self.percent} %"
-
 
 def quantile_sheet(distribution: StepDistribution) -> Sheet[QuantileRow]:
     """Returns the distribution of step times; for people a column per rank count."""
@@ -229,7 +215,12 @@ def quantile_sheet(distribution: StepDistribution) -> Sheet[QuantileRow]:
             *columns_of(StepQuantile, *picks, of="quantile"),
         ),
         rows=rows,
-        pivot=Pivot(corner="Share of steps", down="share_text", across="point.place", cell="quantile.seconds"),
+        pivot=Pivot(
+            corner="Share of steps",
+            down=lambda row: f"{row.percent} %",
+            across="point.place",
+            cell="quantile.seconds",
+        ),
         is_shown=lambda row: row.percent in LISTED and supports(row.point, row.percent),
         is_drawn=True,
         caption="Geometric means over runs; in parentheses the range of runs.",
@@ -243,9 +234,7 @@ def _distribution(group: Subject, distribution: StepDistribution) -> Chart:
         # The first, the last, and evenly between.
         points = [points[round(index * (len(points) - 1) / (max_points - 1))] for index in range(max_points)]
         left_out = f" {max_points} of {len(distribution.points)} rank counts are drawn."
-    rows: Rows = []
-    for point in points:
-        rows += [_quantile_row(point, index) for index in DRAWN]
+    rows: Rows = [_quantile_row(point, index) for point in points for index in DRAWN]
     low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
     kind: Literal["log", "linear"] = "log" if low > 0 and high > 8 * low else "linear"
 

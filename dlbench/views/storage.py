@@ -300,9 +300,7 @@ def _needs_sheets(io: Io) -> Iterator[Sheet[Any]]:
     )
     if all(supply.samples_per_s is None for supply in io.supplies):
         return
-    rows: list[tuple[Need, Fed]] = []
-    for need in io.needs:
-        rows += [(need, fed) for fed in need.fed]
+    rows = [(need, fed) for need in io.needs for fed in need.fed]
     accelerator: Column[Any] = Column("accelerator", "Feeds", "demand.accelerator", is_brief=True)
     yield Sheet(
         name="io-feeds",

@@ -196,8 +196,6 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         ranks=run.plan.layout.ranks,
         nodes=run.plan.layout.nodes,
         run_id=run.plan.run_id,
-        node_rank=node.node_rank,
-        host=node.host,
         num_gpus=len(gpus),
         gpu_power_w=gpu_power_w,
         num_power=len(powers_w),
@@ -215,9 +213,7 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         network_received=total(r"host\.(net|infiniband)\..+\.received_bytes"),
         network_sent=total(r"host\.(net|infiniband)\..+\.sent_bytes"),
         disk_read=total(r"host\.disk\..+\.read_bytes"),
-        num_samples=node.num_samples,
-        num_gaps=node.num_gaps,
-        missing=node.missing,
+        **{name: getattr(node, name) for name in ("node_rank", "host", "num_samples", "num_gaps", "missing")},
     )
 
 

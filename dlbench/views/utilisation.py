@@ -246,10 +246,6 @@ class PublishedRate:
     address: str
 
     @property
-    def source_text(self) -> str:
-        return f"{self.source}, {self.address}"
-
-    @property
     def published_text(self) -> str:
         return f"{format_number(self.published)} {self.measured.unit.removesuffix('/rank')}"
 
@@ -365,7 +361,7 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         "gpus",
         Column("published_per_gpu_s", "Published per GPU", "published", "published_text"),
         *("measured", "ratio", "differences"),
-        Column("source", "Source", "source", "source_text"),
+        Column("source", "Source", "source", lambda rate: f"{rate.source}, {rate.address}"),
         "address",
     )
     return Sheet(

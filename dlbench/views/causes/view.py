@@ -219,9 +219,7 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[AccountRow]:
 
 def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[Trial]:
     """Returns what to try next at each rank count."""
-    rows = []
-    for point in points:
-        rows += [Trial(point, experiment.text) for experiment in point.verdict.experiments]
+    rows = [Trial(point, experiment.text) for point in points for experiment in point.verdict.experiments]
     columns: tuple[Column[Trial], ...] = (
         *columns_of(CausePoint, Column("", "At", place_of), "ranks", "nodes", "is_baseline", of="point"),
         Column("finding", "Found", "point.verdict.name"),

@@ -25,18 +25,7 @@ from dlbench.perfmodels.out_of_core.planner import (
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.report.chart_style import PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import (
-    Chart,
-    ReportSubject,
-    Rows,
-    Series,
-    Subject,
-    channel,
-    coloured,
-    finish,
-    layer,
-    tooltips,
-)
+from dlbench.report.charts import Chart, ReportSubject, Rows, Series, Subject, channel, finish, layer, palette, tooltips
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
@@ -141,7 +130,7 @@ def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], 
         "y": channel("lane:N", title=None, sort=names, scale={"domain": names}),
         "x": channel("start:Q", title="from the start of the pass", scale={"nice": False, "domainMin": 0}, axis=axis),
         "x2": "end",
-        "color": coloured(rows, Series("kind", dict(KINDS.values()), columns=4)),
+        "color": palette(rows, Series("kind", dict(KINDS.values()), columns=4)),
         "tooltip": tooltips({"kind": "operation", "block": "block", "modules": "modules", "shown": "time"}),
     }
     end = max((span.end_s for span in operations), default=0.0)

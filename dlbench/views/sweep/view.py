@@ -182,9 +182,7 @@ def _headline(sweep: Sweep, last: SweepCell) -> str:
 
 
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
-    axis_rows = []
-    for axis in cell.axes:
-        axis_rows += [AxisRow(axis, level, level is axis.levels[0]) for level in axis.levels]
+    axis_rows = [AxisRow(axis, level, level is axis.levels[0]) for axis in cell.axes for level in axis.levels]
     title = "Which axes matter"
     if cell.to_target:
         title += " for the time to the target (not throughput)"
