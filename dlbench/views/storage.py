@@ -44,10 +44,6 @@ def _count_cell(figure: Estimate) -> Cell:
     return Cell(f"{math.floor(value):,}", interval, number=value)
 
 
-def _megabytes_per_s(rate: Estimate) -> Estimate:
-    return rate.scaled(1 / _MB, "MB/s")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Supply:
     """The rates of the readers in one state of the page cache."""
@@ -59,7 +55,9 @@ class Supply:
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int
     samples_per_s: Estimate | None = field(metadata=column("Samples/s", missing=_NOT_MEASURED, is_brief=True))
-    bytes_per_s: Estimate | None = field(metadata=column("MB/s", "mb_per_s", value=_megabytes_per_s, is_brief=True))
+    bytes_per_s: Estimate | None = field(
+        metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
+    )
     sample_bytes: float | None  # Stored bytes per sample, mean.
     fetch_share: Estimate | None  # Fetching over fetching and preparing (1).
     prepare_share: Estimate | None  # Preparing over fetching and preparing (1).

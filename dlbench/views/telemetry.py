@@ -40,14 +40,6 @@ _ABOUT = (
 _ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 
-def _clock_cell(hertz: float) -> Cell:
-    return Cell(f"{hertz / 1e6:,.0f} MHz", number=hertz)
-
-
-def _temperature_cell(celsius: float) -> Cell:
-    return Cell(f"{celsius:.0f} °C", number=celsius)
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeMeans:
     """The means of one node in the measured window of one run; None: not known."""
@@ -60,13 +52,17 @@ class NodeMeans:
     num_gpus: int = field(metadata=column(name="gpus"))  # Sampled GPUs of the ranks, or all if these are not known.
     gpu_power_w: float | None = field(metadata=column())  # Sum over its GPUs; None if one does not report its power.
     num_power: int  # GPUs that report their power.
-    sm_clock_hz: float | None = field(metadata=column("SM clock", text=_clock_cell))  # Mean over its GPUs.
+    sm_clock_hz: float | None = field(  # Mean over its GPUs.
+        metadata=column("SM clock", text=lambda hertz: Cell(f"{hertz / 1e6:,.0f} MHz", number=hertz))
+    )
     gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
     sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))  # By GPM, as the next two.
     tensor_active: float | None = field(metadata=column("Tensor cores", unit="fraction"))
     dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
     gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
-    gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_temperature_cell))
+    gpu_temperature_c: float | None = field(
+        metadata=column("Hottest GPU", text=lambda celsius: Cell(f"{celsius:.0f} °C", number=celsius))
+    )
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
     throttled_by: str = field(metadata=column())  # GPU and reason; empty without throttling.
     cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).

@@ -45,10 +45,6 @@ KINDS = {  # Title and colour of the operations of a pass, in the order of the l
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
 
 
-def _decision_text(decision: Decision) -> str:
-    return decision.replace("-swap", ", input swapped")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlannedPart:
     """A block of a plan."""
@@ -56,7 +52,9 @@ class PlannedPart:
     number: int = field(metadata=column("Block", "block", is_brief=True))
     modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
     num_units: int = field(metadata=column("Units", "units"))
-    decision: Decision = field(metadata=column("Decision", text=_decision_text, is_brief=True))
+    decision: Decision = field(
+        metadata=column("Decision", text=lambda decision: decision.replace("-swap", ", input swapped"), is_brief=True)
+    )
     own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))  # Without its input.
     input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # Output of the block before.
     moved_bytes: int = field(metadata=column("Moves", unit="bytes"))  # Out of the device and back.
