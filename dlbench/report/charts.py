@@ -200,7 +200,7 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
     if isinstance(series, str):
         colour = {"color": series}
     else:
-        shared["color"] = _colours(rows, series)
+        shared["color"] = palette(rows, series)
     style: dict[str, Any] = {"strokeWidth": 2, **colour}
     if is_forecast:
         style["strokeDash"] = [2, 3]
@@ -219,7 +219,7 @@ def stacked(rows: Rows, x: Axis, series: Series, tooltip: Tooltip, *, names: Seq
     encoding = {
         "y": _names("place", names or list(dict.fromkeys(row["place"] for row in rows))),
         "x": {**_numbers(x), "stack": "zero"},
-        "color": _colours(rows, series),
+        "color": palette(rows, series),
         "order": "order:Q",
         "tooltip": tooltips(tooltip),
     }
@@ -239,7 +239,7 @@ def intervals(  # noqa: PLR0913  # A chart has that many parts.
 ) -> list[Layer]:
     """Returns a dot with its interval for each row, from above; `limit` is the width of the names in pixels."""
     shared = {"y": _names(y, [row[y] for row in rows], labelLimit=limit, **(names or {}))}
-    shared["color"] = _colours(rows, series)
+    shared["color"] = palette(rows, series)
     dots = {**shared, "x": _numbers(x), "tooltip": tooltips(tooltip)}
     layers = [layer(rows, "point", dots, filled=True, size=80, opacity=1)]
     if any(row.get("low") != row.get("high") for row in rows):
@@ -263,7 +263,7 @@ def scatter(  # noqa: PLR0913  # A chart has that many parts.
     opacity: float = 1.0,
 ) -> list[Layer]:
     """Returns points; with `line`, a width in pixels, those of one colour and one `detail`, a field, are connected."""
-    shared = {"x": _numbers(x), "y": _numbers(y), "tooltip": tooltips(tooltip), "color": _colours(rows, series)}
+    shared = {"x": _numbers(x), "y": _numbers(y), "tooltip": tooltips(tooltip), "color": palette(rows, series)}
     if detail:
         shared["detail"] = channel(f"{detail}:N")
     layers = []
@@ -287,7 +287,8 @@ def _names(name: str, names: Sequence[str], **axis: Any) -> Channel:
     return channel(f"{name}:N", sort=list(names), axis={"title": None, **axis})
 
 
-def _colours(rows: Rows, series: Series) -> Channel:
+def palette(rows: Rows, series: Series) -> Channel:
+    """Returns the channel of the colours of a series, with those that the rows have in the legend."""
     legend = _legend(rows, series)
     legend["scale"]["range"] = [series.colours[name] for name in legend["scale"]["domain"]]
     return legend

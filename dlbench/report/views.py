@@ -48,6 +48,7 @@ class View:
     title: ClassVar[str]
     level: ClassVar[Level] = "evidence"
     key: ClassVar[str] = ""  # Field of a group, or of the report, in its JSON; empty: it has no numbers of its own.
+    lack: ClassVar[str] = ""  # The sentence of `remedy` if it is the same for all runs.
     after: ClassVar[str]  # Id of the view before it, `START` or `GROUPS`; without it a class is on no page.
 
     def numbers(self, source: Any) -> object:
@@ -64,7 +65,7 @@ class View:
 
     def remedy(self, owner: Any) -> str:
         """Says in a sentence what would produce the data of a missing section; empty: not worth a line."""
-        return ""
+        return self.lack
 
     @property
     def has_remedy(self) -> bool:

@@ -106,10 +106,6 @@ class PointCost:
     most_switches: int = field(metadata=column("Switches", "most_leaf_switches", is_brief=True))
 
     @property
-    def results_text(self) -> str:
-        return f"{self.results} of {self.runs}"
-
-    @property
     def node_hours_per_result(self) -> float | None:
         return self.node_hours / self.results if self.node_hours is not None and self.results else None
 
@@ -362,17 +358,13 @@ class CampaignCostView(ReportView):
     title = "What this campaign cost"
     key = "campaign_cost"
     after = "groups"
+    lack = "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks Slurm, and says why."
 
     def numbers(self, source: ReportSource) -> CampaignCost | None:
         return campaign_cost(source.scan.runs)
 
     def shown(self, report: Report, cost: CampaignCost) -> Section:
         return cost_section(cost)
-
-    def remedy(self, report: Report) -> str:
-        return (
-            "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks Slurm, and says why."
-        )
 
 
 def cost_section(cost: CampaignCost) -> Section:
@@ -474,7 +466,7 @@ def _points_sheet(cost: CampaignCost) -> Sheet[PointCost]:
         *columns_of(
             PointCost,
             *("runs", "results"),
-            Column("", "Figures", "results_text", is_brief=True),
+            Column("", "Figures", lambda point: f"{point.results} of {point.runs}", is_brief=True),
             "node_hours",
             Column(
                 "node_hours_per_result", "Node-hours each", "node_hours_per_result", _hours_each_text, is_brief=True

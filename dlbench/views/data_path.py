@@ -21,7 +21,7 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_e
 from dlbench.report.wording import percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_columns
 from dlbench.views.readers import complement
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
@@ -72,11 +72,9 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataPoint:
+class DataPoint(AtPlace):
     """The input of ranks at one rank count."""
 
-    ranks: int
-    nodes: int
     wait: Estimate = field(metadata=column("Input wait per step", "input_wait_s"))  # Seconds, mean.
     copy: Estimate = field(metadata=column("Copy to the device", "copy_s"))
     wait_share: Estimate = field(metadata=column("Share of the step", "input_wait_share"))

@@ -195,9 +195,7 @@ def _sheet(points: Sequence[Decomposition]) -> Sheet[tuple[Decomposition, PhaseR
     differences = columns_of(
         PhaseRemoval, "what", "seconds", "share", "phase_s", "gap_s", "verdict", pairs, of=itemgetter(1)
     )
-    rows = []
-    for point in points:
-        rows += [(point, removal) for removal in point.differences]
+    rows = [(point, removal) for point in points for removal in point.differences]
     return Sheet(
         name="decomposition",
         title="Steps without input or exchange, against the phases of plain runs",

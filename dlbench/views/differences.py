@@ -71,10 +71,6 @@ class RunDifference:
     num_values: int
 
     @property
-    def is_within_a_group(self) -> bool:
-        return _overlap([value.groups for value in self.values])
-
-    @property
     def kind_text(self) -> str:
         title = "setting" if self.kind == "registered" else self.kind
         return f"{title}, differs by nature" if self.expected else title
@@ -204,7 +200,7 @@ class DifferencesView(ReportView):
     def shown(self, report: Report, differences: tuple[RunDifference, ...]) -> Section:
         # Keys in which runs of one group differ though they should not.
         candidates = [item for item in differences if not item.expected and not item.keeps_apart]
-        unexpected = [item.key for item in candidates if item.is_within_a_group]
+        unexpected = [item.key for item in candidates if _overlap([value.groups for value in item.values])]
         headline, words = "runs of one group differ in nothing but hosts, jobs and rank counts", ""
         if unexpected:
             headline = f"runs of one group differ in {first_of([key[:25] for key in unexpected], 2)}"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
-from typing import Any
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
@@ -16,21 +15,17 @@ from dlbench.analysis.telemetry.node_samples import STAGES
 from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.report.chart_style import HEIGHT, NARROW
 from dlbench.report.charts import Axis, Chart, Rows, Series, figure_row, finish, lines
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import place_text, value_text
 from dlbench.stats.estimates import Estimate, by_definition, median_estimate, of_known, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_of
 from dlbench.views.telemetry import not_sampled
 
 KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
 MAX_DOUBTS = 6  # Warnings that a report prints; the diagnosis prints all of them.
-
-
-def _sources_text(counts: tuple[int, ...]) -> str | None:
-    return " or ".join(map(str, counts)) or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +44,9 @@ class KindEnergy:
     mean_power: Estimate | None = field(default=None, metadata=column("Mean power, W", "mean_power_w"))
     whole: Estimate | None = None  # Joules sampled from start to end of the processes; None: not measured.
     stages: tuple[tuple[str, Estimate], ...] = ()  # Joules in the order of `STAGES`.
-    num_sources: tuple[int, ...] = field(default=(), metadata=column("Sources", "sources", value=_sources_text))
+    num_sources: tuple[int, ...] = field(
+        default=(), metadata=column("Sources", "sources", value=lambda counts: " or ".join(map(str, counts)) or None)
+    )
     methods: tuple[str, ...] = field(metadata=column("Method", value="; ".join))  # Methods of measurement, each once.
     sampled_share: float | None = field(default=None, metadata=column("Sampled", unit="fraction", is_brief=True))
 
@@ -59,11 +56,9 @@ class KindEnergy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnergyPoint:
+class EnergyPoint(AtPlace):
     """The energy at one rank count, over the runs whose samples were read."""
 
-    ranks: int
-    nodes: int
     kinds: tuple[KindEnergy, ...]
     why: tuple[tuple[Kind, str], ...]  # Why some runs have no figure of a kind, each reason once.
     doubts: tuple[str, ...]
@@ -119,9 +114,7 @@ def _points(group: scaling.Group, table: RunTable) -> tuple[EnergyPoint, ...]:
         if point is group.baseline:
             reference = per_sample
         kinds = [_kind(kind, point, by_key, per_sample[kind], reference.get(kind, {})) for kind in KINDS]
-        reasons: list[tuple[Kind, str]] = []
-        for kind in KINDS:
-            reasons += [(kind, energy.why[kind]) for energy in by_key.values() if kind in energy.why]
+        reasons = [(kind, energy.why[kind]) for kind in KINDS for energy in by_key.values() if kind in energy.why]
         doubts = chain.from_iterable(energy.doubts for energy in by_key.values())
         points.append(
             EnergyPoint(
@@ -229,10 +222,6 @@ class StageRow:
     joules: Estimate
 
     @property
-    def is_stage(self) -> bool:
-        return self.stage != ""
-
-    @property
     def title(self) -> str:
         return f"{self.energy.kind}, {place_of(self.energy)}"
 
@@ -243,9 +232,7 @@ class StageRow:
 
 def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
     """Returns the table of joules by stage; for people a column for each stage, and the whole run last."""
-    rows: list[StageRow] = []
-    for kind in _kinds(points):
-        rows += [StageRow(kind, stage, joules) for stage, joules in kind.stages]
+    rows = [StageRow(kind, stage, joules) for kind in _kinds(points) for stage, joules in kind.stages]
     rows += [StageRow(kind, "", kind.whole) for kind in _kinds(points) if kind.whole is not None]
     picks = ("ranks=energy.ranks", "nodes=energy.nodes", "kind=energy.kind", "stage", "joules", "runs=joules.n")
     return Sheet(
@@ -254,7 +241,7 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
         columns=columns_of(StageRow, *picks),
         rows=rows,
         pivot=Pivot(corner="Energy of", down="title", across="stage_title", cell="joules"),
-        is_data=attrgetter("is_stage"),
+        is_data=lambda row: row.stage != "",
     )
 
 
@@ -298,7 +285,6 @@ class EnergyView(GroupView):
         return Energy(points=energy.points, notes=energy.notes)
 
     def shown(self, group: ReportGroup, energy: Energy) -> Section:
-        sheets: list[Sheet[Any]] = [_energy_sheet(energy.points), _stages_sheet(energy.points)]
         last = energy.points[-1]
         joules = [f"{value_text(row.energy_per_sample)} J of {row.kind}" for row in last.kinds if row.energy_per_sample]
         per_sample = " and ".join(joules) or "too little sampled"
@@ -306,7 +292,7 @@ class EnergyView(GroupView):
             headline=f"{per_sample} per sample at {place_text(last.ranks, last.nodes)}",
             words=tuple(_words(energy)),
             charts=lambda: list(_charts(group, energy)),
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(_energy_sheet(energy.points), _stages_sheet(energy.points)),
         )
 
     def remedy(self, group: ReportGroup) -> str:

@@ -19,7 +19,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import INK, PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, Rows, channel, finish, layer, tooltips
+from dlbench.report.charts import Chart, Rows, Series, channel, finish, layer, palette, tooltips
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of, reader
 from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
@@ -27,7 +27,7 @@ from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of
 from dlbench.stats.pairing import RunKey
 from dlbench.units import counted, format_bytes, format_seconds
 from dlbench.views.exchange_bound import ExchangeBound, Recorded, exchange_bound
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_columns, place_of
 from dlbench.views.next_step import second_rank
 
 NOT_MEASURED = "not measured"
@@ -77,11 +77,9 @@ class ExchangeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExchangePoint:
+class ExchangePoint(AtPlace):
     """The gradient exchange at one rank count: counts are medians over the runs that record it, times means."""
 
-    ranks: int
-    nodes: int
     ways: tuple[ExchangeConfig, ...]  # One, unless runs of equal settings ran differently.
     num_messages: Estimate | None = field(metadata=_count_column("Messages per step", "messages"))
     num_others: Estimate | None = field(metadata=_count_column(OTHERS, "other_messages", missing="none"))
@@ -120,10 +118,6 @@ class ConfigRow:
     @property
     def num_runs(self) -> int:
         return len(self.point.run_ids)
-
-    @property
-    def is_first(self) -> bool:
-        return self.config is self.point.ways[0]
 
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
@@ -167,10 +161,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         message_bytes=median(_gradient_bytes, "bytes"),
         bytes_inside=median(attrgetter("bytes_inside"), "bytes"),
         bytes_across=median(attrgetter("bytes_across"), "bytes"),
-        communication=mean("communication_s"),
-        exposed=mean("exposed_s"),
-        hidden=mean("hidden_s"),
-        backward=mean("backward_s"),
+        **{name: mean(f"{name}_s") for name in ("communication", "exposed", "hidden", "backward")},
         hidden_share=_share("hidden_s", recorded, table),
         exposed_share=_share("exposed_s", recorded, table),
         is_in_passes=_waits_in_passes(run),
@@ -256,15 +247,13 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[ConfigRow]:
         *of_point("why_not_predicted=why"),
         Column("runs", "", "num_runs"),
     )
-    rows: list[ConfigRow] = []
-    for point in points:
-        rows += [ConfigRow(point, config) for config in point.ways]
+    rows = [ConfigRow(point, config) for point in points for config in point.ways]
     return Sheet(
         name="exchange",
         title="Exchange that ran",
         columns=tuple(replace(original, title=titles.get(original.name, original.title)) for original in columns),
         rows=rows,
-        is_data=attrgetter("is_first"),
+        is_data=lambda row: row.config is row.point.ways[0],
         caption="It may differ from the requested exchange. Bytes sent per rank follow from the algorithm that ran.",
     )
 
@@ -296,14 +285,11 @@ def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = 
             time("Efficiency with it", "prediction.efficiency", NO_BOUND),
             Column("", "Cost of a message", "prediction.line"),
         ]
-    columns += [Column("", "Interval", _interval_text), Column("", "Source", evidence_text)]
+    columns.append(Column("", "Interval", lambda point: point.communication and basis_text(point.communication)))
+    columns.append(Column("", "Source", evidence_text))
     return Sheet(
         name="exchange-times", title="Messages of a step", columns=tuple(columns), rows=points, caption=caption
     )
-
-
-def _interval_text(point: ExchangePoint) -> str | None:
-    return None if point.communication is None else basis_text(point.communication)
 
 
 def evidence_text(point: ExchangePoint) -> str:
@@ -412,15 +398,11 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> dict[str, Any]:
         title, padding = f"{len(lines) - 1} messages", 0.0
     names = {"labels": has_names, "labelLimit": 260, "ticks": False, "domain": False, "title": title}
     times_axis = {"labelExpr": si_label("s"), "tickCount": 6}
-    kinds = {row["kind"] for row in rows}
-    present = [kind for kind in colours if kind in kinds]
-    scale = {"domain": present, "range": [colours[kind] for kind in present]}
-    legend = {"orient": "bottom", "columns": len(colours)}
     encoding = {
         "y": channel("name:N", title=None, sort=lines, scale={"paddingInner": padding}, axis=names),
         "x": channel("from:Q", title="time since the start of the backward pass", axis=times_axis),
         "x2": "to",
-        "color": channel("kind:N", title=None, sort=list(colours), scale=scale, legend=legend),
+        "color": palette(rows, Series("kind", colours, columns=len(colours))),
         "tooltip": tooltips({"name": "line", "kind": "kind", "shown": "time", "what": "message"}),
     }
     return layer(rows, "bar", encoding)

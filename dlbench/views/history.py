@@ -26,6 +26,7 @@ class HistoryView(ReportView):
     title = "Over time"
     key = "history"
     after = "systems"
+    lack = "dlbench history import RUNS --store DIR, then report with --history DIR."
 
     def numbers(self, source: ReportSource) -> tables.TrendsReport | None:
         if source.history is not None and isinstance(source.history, tables.TrendsReport):
@@ -61,6 +62,3 @@ class HistoryView(ReportView):
             ),
             brief=words,
         )
-
-    def remedy(self, report: Report) -> str:
-        return "dlbench history import RUNS --store DIR, then report with --history DIR."

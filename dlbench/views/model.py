@@ -123,6 +123,14 @@ class ReportSource:
     history: BaseReport | None  # Changes over months; None if the report is made without a history.
 
 
+@dataclass(frozen=True, kw_only=True)
+class AtPlace:
+    """Figures at one number of ranks and nodes."""
+
+    ranks: int
+    nodes: int
+
+
 def place_of(row: Any) -> str:
     """Returns ranks and nodes of a row that has both, e.g. ``4 ranks on 2 nodes``."""
     return place_text(row.ranks, row.nodes)

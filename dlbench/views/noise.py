@@ -21,7 +21,7 @@ from dlbench.report.wording import figure_text, percent, repeat_text, runs_text,
 from dlbench.specs.workload import Workload
 from dlbench.stats.estimates import Estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_columns, place_of
 
 Advice = Literal["pays", "balanced", "wasteful", "undecided", "insufficient", "unknown"]
 
@@ -30,11 +30,9 @@ WASTEFUL_ABOVE = 2.0  # Share above which it saves less than a sixth of them.
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisePoint:
+class NoisePoint(AtPlace):
     """The noise scale at one scaling point."""
 
-    ranks: int
-    nodes: int
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
     noise_scale: Estimate | None = field(metadata=column("Noise scale, samples", "noise_scale_samples"))
     """Samples: the global batch over `share`; None if that is not known to be above 0."""
@@ -157,6 +155,7 @@ class NoiseView(GroupView):
     title = "Gradient noise scale"
     key = "noise"
     after = "energy"
+    lack = "--set measure.noise_scale=true estimates it, at the cost of speed."
 
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
         points = []
@@ -180,6 +179,3 @@ class NoiseView(GroupView):
         if last.share is not None:
             headline = f"global batch is {times_value(last.share)} the noise scale at {place_of(last)}"
         return Section(headline=headline, sheets=(sheet,))
-
-    def remedy(self, group: ReportGroup) -> str:
-        return "--set measure.noise_scale=true estimates it, at the cost of speed."

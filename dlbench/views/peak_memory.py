@@ -24,7 +24,7 @@ from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of, ranks_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_columns, place_of, ranks_of
 
 MAX_BATCHES = 40
 _FP32_BYTES = 4
@@ -47,11 +47,9 @@ def ended_without_memory(why: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryPoint:
+class MemoryPoint(AtPlace):
     """The memory of ranks and nodes at one rank count."""
 
-    ranks: int
-    nodes: int
     peak: Estimate = field(metadata=column("Resident in a rank at most", "peak_bytes", is_brief=True))
     reserved: Estimate | None = field(
         metadata=column("With torch's cache", "reserved_bytes", missing="not recorded", has_interval=False)
@@ -67,11 +65,9 @@ class MemoryPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldPoint:
+class HeldPoint(AtPlace):
     """The tensors at the peak of a step on the rank with the highest peak of all runs at one rank count."""
 
-    ranks: int
-    nodes: int
     weights: int = field(metadata=column("Weights", "weights_bytes", unit="bytes"))
     gradients: int = field(metadata=column("Gradients", "gradients_bytes", unit="bytes"))
     optimizer: int = field(metadata=column("Optimizer state", "optimizer_bytes", unit="bytes"))
@@ -186,9 +182,7 @@ def _point(group_id: str, point: Point, runs: Mapping[RunKey, Run], table: RunTa
 
 
 def _held_point(point: Point, runs: Sequence[Run]) -> HeldPoint | None:
-    held_by_ranks: list[tuple[HeldMemory, Run]] = []
-    for run in runs:
-        held_by_ranks += [(rank.held, run) for rank in ranks_of(run) if rank.held is not None]
+    held_by_ranks = [(rank.held, run) for run in runs for rank in ranks_of(run) if rank.held is not None]
     if not held_by_ranks:
         return None
     tensors, run = max(held_by_ranks, key=lambda pair: pair[0].peak)

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import ReadEpoch, ReadingResult
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_columns
 
 COLD_SHARE = 0.9  # Cold: at least this share of the data set was not cached, or else of its bytes came from storage.
 WARM_SHARE = 0.1  # An epoch is warm if that share is at most this.
@@ -57,11 +57,9 @@ def rate_cell(bytes_per_s: float) -> Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochReading:
+class EpochReading(AtPlace):
     """The bytes and seconds of one epoch at one rank count, means over the runs that read it."""
 
-    ranks: int
-    nodes: int
     epoch: int
     is_whole: bool  # Whether every run read all of it.
     num_runs: int
@@ -86,11 +84,9 @@ class EpochReading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingPoint:
+class ReadingPoint(AtPlace):
     """The readers at one rank count."""
 
-    ranks: int
-    nodes: int
     num_runs: int
     loader_workers: tuple[int, ...] = field(
         metadata=column("Readers per rank", value=_several, text=_loader_workers_text)
@@ -250,10 +246,9 @@ class ReadingView(GroupView):
         return reading(source.group, source.table)
 
     def shown(self, group: ReportGroup, reading: GroupReading) -> Section:
-        sheets: tuple[Sheet[Any], ...] = (_readers_sheet(reading), _epochs_sheet(reading.epochs))
         return Section(
             headline=_headline(reading.points[-1]),
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(_readers_sheet(reading), _epochs_sheet(reading.epochs)),
             notes=tuple(_notes(reading)),
         )
 
@@ -282,6 +277,10 @@ def _notes(reading: GroupReading) -> Iterator[str]:
 
 
 def _readers_sheet(reading: GroupReading) -> Sheet[ReadingPoint]:
+
+    def prefetch_text(point: ReadingPoint) -> str:
+        return "none" if point.loader_workers == (0,) else _several(point.prefetch_batches)
+
     points = reading.points
     caption, titles = READERS_CAPTION, {}
     if any(point.storage_share is not None for point in points):
@@ -293,7 +292,12 @@ def _readers_sheet(reading: GroupReading) -> Sheet[ReadingPoint]:
     columns = columns_of(
         ReadingPoint,
         "loader_workers",
-        Column("prefetch_batches", "Batches read ahead, each", _prefetch_value, _prefetch_text),
+        Column(
+            "prefetch_batches",
+            "Batches read ahead, each",
+            lambda point: _several(point.prefetch_batches),
+            prefetch_text,
+        ),
         *("fetch_share", Column("prepare_share", "", "prepare_share", has_interval=True)),
         *("storage_share", "cached_share", "cache_in_force", "runs=num_runs"),
         titles=titles,
@@ -305,14 +309,6 @@ def _readers_sheet(reading: GroupReading) -> Sheet[ReadingPoint]:
         rows=points,
         caption=caption,
     )
-
-
-def _prefetch_value(point: ReadingPoint) -> str:
-    return _several(point.prefetch_batches)
-
-
-def _prefetch_text(point: ReadingPoint) -> str:
-    return "none" if point.loader_workers == (0,) else _several(point.prefetch_batches)
 
 
 def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:

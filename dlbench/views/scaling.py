@@ -216,9 +216,7 @@ def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
     """Returns an axis that begins at zero, because a cut axis misleads, and of equal width, so that charts align. Over
     more than two decades it is logarithmic like the ranks, so that the ideal is a straight line.
     """
-    values: list[float] = []
-    for row in rows:
-        values += [row[name] for name in ("value", "ideal", "low", "high") if row.get(name)]
+    values: list[float] = [row[name] for row in rows for name in ("value", "ideal", "low", "high") if row.get(name)]
     scale: dict[str, Any] = {"domain": [0, max(values) * 1.12], "nice": False}
     if is_long:
         scale = {"type": "log", "base": 2, "domain": [min(values) * 0.85, max(values) * 1.25], "nice": False}

@@ -14,24 +14,14 @@ from dlbench.records.data_path import ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.report.charts import Chart
 from dlbench.report.document import Mark, Section
-from dlbench.report.table import (
-    Cell,
-    Column,
-    Sheet,
-    always,
-    column,
-    columns_of,
-    constant,
-    drop_empty_columns,
-    never,
-    times_cell,
-)
+from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant, drop_empty_columns, times_cell
 from dlbench.report.wording import number_text, percent, runs_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import plural
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import (
+    AtPlace,
     GroupSource,
     GroupView,
     Report,
@@ -59,11 +49,9 @@ def _three_decimals(value: float) -> Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditPoint:
+class AuditPoint(AtPlace):
     """The audit of all runs of one rank count."""
 
-    ranks: int
-    nodes: int
     num_runs: int = field(metadata=column("Runs", "audited_runs"))
     num_bad: int = field(metadata=column("With errors", "bad_runs"))
     whole_epochs: int = field(metadata=column("Whole epochs"))
@@ -190,7 +178,7 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
     comparison = Comparison(
         common_digest=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
         kind=_shuffling,
-        reference=_is_global,
+        reference=lambda group: group.sample.plan.workload.data.shuffle == "global",
         order=_order,  # Without staging first.
         figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, table), is_time=True)},
     )
@@ -212,10 +200,6 @@ def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[Shuff
 def _shuffling(group: scaling.Group) -> tuple[str, str]:
     data = group.sample.plan.workload.data
     return data.shuffle, "" if data.shuffle == "global" else data.partition
-
-
-def _is_global(group: scaling.Group) -> bool:
-    return group.sample.plan.workload.data.shuffle == "global"
 
 
 def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:
@@ -293,7 +277,7 @@ def points_sheet(audit: Audit) -> Sheet[AuditPoint]:
         columns=drop_empty_columns(columns, points),
         rows=points,
         caption=caption,
-        is_shown=always if is_shown else never,
+        is_shown=lambda row: is_shown,
     )
 
 

@@ -223,9 +223,7 @@ def _of_point(*picks: str) -> tuple[Column[Any], ...]:
 
 
 def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
-    rows: list[tuple[Stalls, StallPart]] = []
-    for point in points:
-        rows += [(point, part) for part in point.parts]
+    rows = [(point, part) for point in points for part in point.parts]
     return Sheet(
         name="stalls",
         title="Input wait of a step",
@@ -246,9 +244,7 @@ def _runs_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, TierRuns]]:
     from_storage: Column[Any] = Column("storage_share", "From storage", "storage_share", _storage_cell)
     runs: Column[Any] = Column("runs", "Runs", "step_s.n")
     picks = ("tier", "rate", "step_s", from_storage, "epochs", runs, "cache")
-    rows: list[tuple[Stalls, TierRuns]] = []
-    for point in points:
-        rows += [(point, tier) for tier in point.tiers]
+    rows = [(point, tier) for point in points for tier in point.tiers]
     return Sheet(
         name="stall-runs",
         title="The same plan with synthetic data, a warm and a cold page cache",

@@ -16,12 +16,12 @@ from dlbench.analysis.table import QUANTILES, OutlierStep, RunTable, StepDigest
 from dlbench.records.scan import Run
 from dlbench.report.chart_style import RANK_COLOURS, WIDE, si_label
 from dlbench.report.charts import Chart, Rows, Subject, channel, finish, layer, short, tooltips
-from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
+from dlbench.report.document import Section, with_rows
+from dlbench.report.table import Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.units import plural
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_of
 from dlbench.views.next_step import second_rank
 from dlbench.views.stragglers import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
 
@@ -41,11 +41,9 @@ class StepQuantile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepPoint:
+class StepPoint(AtPlace):
     """The step times at one rank count: the slowest rank's time in each measured step, seconds."""
 
-    ranks: int
-    nodes: int
     is_baseline: bool
     run_ids: tuple[str, ...] = field(metadata=column(name="runs", value=len))
     num_steps: int = field(metadata=column("Steps", "steps", text="{:,}".format))  # Measured steps of all runs.
@@ -166,30 +164,20 @@ class OutlierRow:
     point: StepPoint
     step: OutlierStep
 
-    @property
-    def phase_title(self) -> str:
-        return PART_TITLES[self.step.phase]
-
-    @property
-    def ratio(self) -> Cell:
-        return ratio_cell(self.step.ratio, 2)
-
 
 def outlier_sheet(points: Sequence[StepPoint]) -> Sheet[OutlierRow]:
     """Returns the table of outliers; people see those with the largest ratio to their run's median step."""
-    rows: list[OutlierRow] = []
-    for point in points:
-        rows += [OutlierRow(point, step) for step in point.outliers]
+    rows = [OutlierRow(point, step) for point in points for step in point.outliers]
     shown_rows = {id(row) for row in sorted(rows, key=attrgetter("step.ratio"), reverse=True)[:MAX_OUTLIERS]}
     columns: tuple[Column[OutlierRow], ...] = (
         Column("", "At", "point.place"),
         *columns_of(StepPoint, "ranks", "nodes", "is_baseline", of="point"),
         Column("step", "Step", "step.step"),
         Column("seconds", "Time", "step.seconds", unit="s"),
-        Column("ratio_to_median", "Over the median", "step.ratio", "ratio"),
+        Column("ratio_to_median", "Over the median", "step.ratio", lambda row: ratio_cell(row.step.ratio, 2)),
         Column("rank", "Rank", "step.rank"),
         Column("host", "Host", "step.host", limit=64),
-        Column("phase", "Phase that grew most", "step.phase", "phase_title"),
+        Column("phase", "Phase that grew most", "step.phase", lambda row: PART_TITLES[row.step.phase]),
         Column("run_id", "Run", "step.run_id"),
         *columns_of(StepPoint, "outlier_steps_of_all_runs=num_outliers", of="point"),
     )
@@ -212,10 +200,6 @@ class QuantileRow:
     percent: int
     quantile: StepQuantile
 
-    @property
-    def share_text(self) -> str:
-        return f"{self.percent} %"
-
 
 def quantile_sheet(distribution: StepDistribution) -> Sheet[QuantileRow]:
     """Returns the distribution of step times; for people a column per rank count."""
@@ -231,7 +215,12 @@ def quantile_sheet(distribution: StepDistribution) -> Sheet[QuantileRow]:
             *columns_of(StepQuantile, *picks, of="quantile"),
         ),
         rows=rows,
-        pivot=Pivot(corner="Share of steps", down="share_text", across="point.place", cell="quantile.seconds"),
+        pivot=Pivot(
+            corner="Share of steps",
+            down=lambda row: f"{row.percent} %",
+            across="point.place",
+            cell="quantile.seconds",
+        ),
         is_shown=lambda row: row.percent in LISTED and supports(row.point, row.percent),
         is_drawn=True,
         caption="Geometric means over runs; in parentheses the range of runs.",
@@ -245,9 +234,7 @@ def _distribution(group: Subject, distribution: StepDistribution) -> Chart:
         # The first, the last, and evenly between.
         points = [points[round(index * (len(points) - 1) / (max_points - 1))] for index in range(max_points)]
         left_out = f" {max_points} of {len(distribution.points)} rank counts are drawn."
-    rows: Rows = []
-    for point in points:
-        rows += [_quantile_row(point, index) for index in DRAWN]
+    rows: Rows = [_quantile_row(point, index) for point in points for index in DRAWN]
     low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
     kind: Literal["log", "linear"] = "log" if low > 0 and high > 8 * low else "linear"
 
@@ -306,16 +293,13 @@ class StepsView(GroupView):
     title = "Step times"
     key = "step_times"
     after = "stragglers"
+    lack = NO_STEPS
 
     def numbers(self, source: GroupSource) -> StepDistribution | None:
         return step_times(source.group, source.table)
 
     def shown(self, group: ReportGroup, distribution: StepDistribution) -> Section:
-        sheets: list[Sheet[Any]] = [
-            steps_sheet(distribution),
-            outlier_sheet(distribution.points),
-            quantile_sheet(distribution),
-        ]
+        outlying_steps = outlier_sheet(distribution.points)
         last = distribution.points[-1]
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
         outliers = f"{last.num_outliers or 'no'} {plural('outlier', last.num_outliers)} in {last.num_steps:,} steps"
@@ -331,11 +315,8 @@ class StepsView(GroupView):
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {outliers}",
             notes=tuple(notes),
             charts=lambda: [_distribution(group, distribution)],
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(steps_sheet(distribution), outlying_steps, quantile_sheet(distribution)),
         )
-
-    def remedy(self, group: ReportGroup) -> str:
-        return NO_STEPS
 
 
 class RanksView(GroupView):

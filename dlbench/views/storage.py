@@ -44,10 +44,6 @@ def _count_cell(figure: Estimate) -> Cell:
     return Cell(f"{math.floor(value):,}", interval, number=value)
 
 
-def _megabytes_per_s(rate: Estimate) -> Estimate:
-    return rate.scaled(1 / _MB, "MB/s")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Supply:
     """The rates of the readers in one state of the page cache."""
@@ -59,7 +55,9 @@ class Supply:
     loader_workers: int = field(metadata=column("Readers per rank"))
     prefetch_batches: int
     samples_per_s: Estimate | None = field(metadata=column("Samples/s", missing=_NOT_MEASURED, is_brief=True))
-    bytes_per_s: Estimate | None = field(metadata=column("MB/s", "mb_per_s", value=_megabytes_per_s, is_brief=True))
+    bytes_per_s: Estimate | None = field(
+        metadata=column("MB/s", "mb_per_s", value=lambda rate: rate.scaled(1 / _MB, "MB/s"), is_brief=True)
+    )
     sample_bytes: float | None  # Stored bytes per sample, mean.
     fetch_share: Estimate | None  # Fetching over fetching and preparing (1).
     prepare_share: Estimate | None  # Preparing over fetching and preparing (1).
@@ -300,9 +298,7 @@ def _needs_sheets(io: Io) -> Iterator[Sheet[Any]]:
     )
     if all(supply.samples_per_s is None for supply in io.supplies):
         return
-    rows: list[tuple[Need, Fed]] = []
-    for need in io.needs:
-        rows += [(need, fed) for fed in need.fed]
+    rows = [(need, fed) for need in io.needs for fed in need.fed]
     accelerator: Column[Any] = Column("accelerator", "Feeds", "demand.accelerator", is_brief=True)
     yield Sheet(
         name="io-feeds",

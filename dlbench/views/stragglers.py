@@ -17,7 +17,7 @@ from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowN
 from dlbench.analysis.stragglers import num_slowest
 from dlbench.analysis.table import RunTable
 from dlbench.report.chart_style import WIDE
-from dlbench.report.charts import Chart, Subject, channel, finish, layer, tooltips
+from dlbench.report.charts import Chart, Series, Subject, channel, finish, layer, palette, tooltips
 from dlbench.report.document import Section, with_rows
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, constant, unit_cell
 from dlbench.report.wording import (
@@ -65,10 +65,6 @@ class MapRow:
     largest: float = field(metadata=column("Largest", "largest_ratio", text=ratio_cell))
     largest_first_step: int  # First step of the cell with the largest value.
     largest_last_step: int  # Last step of that cell.
-
-    @property
-    def largest_steps(self) -> str:
-        return span_text(self.largest_first_step, self.largest_last_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +149,7 @@ def rank_sheet(rank_map: RankMap, max_rows: int = MAX_ROWS) -> Sheet[MapRow]:
         constant("ranks", rank_map.ranks),
         constant("nodes", rank_map.nodes),
         *columns_of(MapRow, "first_rank", "last_rank", "hosts", "mean", "largest"),
-        Column("", "In steps", "largest_steps"),
+        Column("", "In steps", lambda row: span_text(row.largest_first_step, row.largest_last_step)),
         *columns_of(MapRow, "largest_first_step", "largest_last_step"),
     )
     return Sheet(
@@ -188,16 +184,10 @@ def rank_charts(group: Subject, rank_map: RankMap) -> list[Chart]:
     layers = [layer(plate, "rect", ends, color="#eceff3")]
     if rows:
         colours = {bin_title(number): colour for number, colour in enumerate(_BIN_COLOURS) if number != _BLANK}
-        bins = {row["bin"] for row in rows}
-        present = [title for title in colours if title in bins]
-        colour = channel(
-            "bin:N",
-            title=f"own work over the median (blank: {bin_title(_BLANK)})",
-            scale={"domain": present, "range": [colours[title] for title in present]},
-            legend={"orient": "bottom", "columns": 4, "titleOrient": "top", "titleLimit": WIDE},
-        )
+        title = f"own work over the median (blank: {bin_title(_BLANK)})"
+        bins = Series("bin", colours, columns=4, title=title, legend={"titleOrient": "top", "titleLimit": WIDE})
         tooltip = tooltips({"who": "ranks", "when": "steps", "shown": "own work over the median"})
-        layers.append(layer(rows, "rect", {**ends, "color": colour, "tooltip": tooltip}, strokeWidth=0))
+        layers.append(layer(rows, "rect", {**ends, "color": palette(rows, bins), "tooltip": tooltip}, strokeWidth=0))
     words = f"{slowest_text(rank_map).capitalize()}."
     if joined > 1:
         words += f" {joined} neighbouring columns are drawn as one, with the larger value."

@@ -267,10 +267,6 @@ class SystemProperty:
     text: str = field(metadata=column(name="value", limit=1000))
     is_data: bool = True  # Whether it is a field of the description; others are counts and lists for people only.
 
-    @property
-    def system_title(self) -> str:
-        return f"{self.system.name}: {self.system.title}"
-
 
 class SystemsView(ReportView):
     """The systems of the runs."""
@@ -299,7 +295,9 @@ def _sheet(systems: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
         title="Systems",
         columns=(*system_columns, *columns_of(SystemProperty)),
         rows=list(chain.from_iterable(map(_rows, systems))),
-        pivot=Pivot(corner="Property", down="what", across="system_title", cell="text"),
+        pivot=Pivot(
+            corner="Property", down="what", across=lambda row: f"{row.system.name}: {row.system.title}", cell="text"
+        ),
         is_data=attrgetter("is_data"),
         is_shown=lambda row: row.what in lines,
         order=lambda row: lines.index(row.what),

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
 
 from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.scaling import group_by
@@ -17,7 +16,7 @@ from dlbench.analysis.telemetry.readings import FieldSummary, MachineReading, No
 from dlbench.analysis.telemetry.throttling import gpu_numbers
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
-from dlbench.report.document import Section
+from dlbench.report.document import Section, with_rows
 from dlbench.report.formats.data import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
@@ -41,14 +40,6 @@ _ABOUT = (
 _ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 
-def _clock_cell(hertz: float) -> Cell:
-    return Cell(f"{hertz / 1e6:,.0f} MHz", number=hertz)
-
-
-def _temperature_cell(celsius: float) -> Cell:
-    return Cell(f"{celsius:.0f} °C", number=celsius)
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeMeans:
     """The means of one node in the measured window of one run; None: not known."""
@@ -61,13 +52,17 @@ class NodeMeans:
     num_gpus: int = field(metadata=column(name="gpus"))  # Sampled GPUs of the ranks, or all if these are not known.
     gpu_power_w: float | None = field(metadata=column())  # Sum over its GPUs; None if one does not report its power.
     num_power: int  # GPUs that report their power.
-    sm_clock_hz: float | None = field(metadata=column("SM clock", text=_clock_cell))  # Mean over its GPUs.
+    sm_clock_hz: float | None = field(  # Mean over its GPUs.
+        metadata=column("SM clock", text=lambda hertz: Cell(f"{hertz / 1e6:,.0f} MHz", number=hertz))
+    )
     gpu_utilisation: float | None = field(metadata=column("GPU busy", unit="fraction"))
     sm_active: float | None = field(metadata=column("SMs busy", unit="fraction"))  # By GPM, as the next two.
     tensor_active: float | None = field(metadata=column("Tensor cores", unit="fraction"))
     dram_active: float | None = field(metadata=column("GPU memory bandwidth", unit="fraction"))
     gpu_memory_bytes: float | None = field(metadata=column("GPU memory", unit="bytes"))  # Highest of any GPU.
-    gpu_temperature_c: float | None = field(metadata=column("Hottest GPU", text=_temperature_cell))
+    gpu_temperature_c: float | None = field(
+        metadata=column("Hottest GPU", text=lambda celsius: Cell(f"{celsius:.0f} °C", number=celsius))
+    )
     throttled: float | None = field(metadata=column("Throttled", "throttled_share", unit="fraction"))
     throttled_by: str = field(metadata=column())  # GPU and reason; empty without throttling.
     cpu_busy: float | None = field(metadata=column("CPU busy", unit="fraction"))  # Mean over its cores (1).
@@ -197,8 +192,6 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         ranks=run.plan.layout.ranks,
         nodes=run.plan.layout.nodes,
         run_id=run.plan.run_id,
-        node_rank=node.node_rank,
-        host=node.host,
         num_gpus=len(gpus),
         gpu_power_w=gpu_power_w,
         num_power=len(powers_w),
@@ -216,9 +209,7 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         network_received=total(r"host\.(net|infiniband)\..+\.received_bytes"),
         network_sent=total(r"host\.(net|infiniband)\..+\.sent_bytes"),
         disk_read=total(r"host\.disk\..+\.read_bytes"),
-        num_samples=node.num_samples,
-        num_gaps=node.num_gaps,
-        missing=node.missing,
+        **{name: getattr(node, name) for name in ("node_rank", "host", "num_samples", "num_gaps", "missing")},
     )
 
 
@@ -325,21 +316,12 @@ class TelemetryView(GroupView):
         return telemetry if telemetry.nodes else None
 
     def shown(self, group: ReportGroup, telemetry: Telemetry) -> Section:
-        columns = columns_of(Unavailable)
-        sheets: list[Sheet[Any]] = [
-            means_sheet(telemetry),
-            Sheet(
-                name="telemetry-missing",
-                title="Not sampled",
-                columns=columns,
-                rows=telemetry.unavailable,
-                is_folded=True,
-            ),
-        ]
+        columns, rows = columns_of(Unavailable), telemetry.unavailable
+        missing = Sheet(name="telemetry-missing", title="Not sampled", columns=columns, rows=rows, is_folded=True)
         return Section(
             headline=_headline(telemetry, on_gpu=group.on_gpu),
             words=telemetry.notes,
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            sheets=with_rows(means_sheet(telemetry), missing),
         )
 
     def remedy(self, group: ReportGroup) -> str:

@@ -37,7 +37,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Outcome, judge
 from dlbench.units import format_seconds
 from dlbench.views.forecast import PublishedAnchor, anchor_layers, anchor_rows, anchors_text, published_for
-from dlbench.views.model import GroupSource, GroupView, ReportGroup
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup
 from dlbench.views.quality.numbers import GroupQuality, quality_of
 
 BilledUnit = Literal["GPU", "node", "core", "rank"]  # Resource that a training holds, billed by the hour.
@@ -63,11 +63,9 @@ class TrainingQuestion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPoint:
+class TrainingPoint(AtPlace):
     """The training at one rank count."""
 
-    ranks: int
-    nodes: int
     held: int  # Number of billed units (`TimeToTrain.held`) that the runs held.
     place: str = field(metadata=column("At", ""))  # Ranks and nodes in words; GPUs if each rank holds one.
     global_batch: int
@@ -197,9 +195,7 @@ def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
                 held=count,
                 place=place,
                 global_batch=first.plan.global_batch,
-                throughput=point.throughput,
-                efficiency=point.efficiency,
-                is_baseline=point.is_baseline,
+                **{name: getattr(point, name) for name in ("throughput", "efficiency", "is_baseline")},
                 samples=samples if quality is None else None,
                 time=time,
                 hours=hours,

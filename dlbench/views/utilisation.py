@@ -28,13 +28,9 @@ from dlbench.specs.files import read_yaml
 from dlbench.specs.workload import TextData
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
-from dlbench.views.model import GroupSource, GroupView, ReportGroup, place_columns, place_of, ranks_of
+from dlbench.views.model import AtPlace, GroupSource, GroupView, ReportGroup, place_columns, place_of, ranks_of
 
 _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
-
-
-def _differences_text(differences: tuple[str, ...]) -> str:
-    return ", ".join(differences) or "none known"
 
 
 def gpu_names(run: Run) -> set[str]:
@@ -74,11 +70,9 @@ class RankPeak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UtilisationPoint:
+class UtilisationPoint(AtPlace):
     """The arithmetic at one rank count."""
 
-    ranks: int
-    nodes: int
     throughput: Estimate
     achieved: Estimate | None  # Model FLOPs per second and rank, `TFLOP/s/rank`; None: a sample's FLOPs are unknown.
     peak_tflops: float | None  # Peak of one rank; None: not known.
@@ -245,13 +239,11 @@ class PublishedRate:
     published: float  # Published samples per second and GPU.
     measured: Estimate = field(metadata=column("Measured per GPU", "measured_per_gpu_s"))
     ratio: Estimate = field(metadata=column("Measured / published"))
-    differences: tuple[str, ...] = field(metadata=column("Differences", value=_differences_text))
+    differences: tuple[str, ...] = field(
+        metadata=column("Differences", value=lambda names: ", ".join(names) or "none known")
+    )
     source: str
     address: str
-
-    @property
-    def source_text(self) -> str:
-        return f"{self.source}, {self.address}"
 
     @property
     def published_text(self) -> str:
@@ -331,6 +323,7 @@ class UtilisationView(GroupView):
     title = "Hardware utilisation"
     key = "utilisation"
     after = "noise"
+    lack = "these runs record no FLOPs per sample; newer runs do."
 
     def numbers(self, source: GroupSource) -> Utilisation | None:
         return utilisation(source.group)
@@ -347,9 +340,6 @@ class UtilisationView(GroupView):
         if utilisation.published:
             sheets.append(_published_sheet(utilisation.published))
         return Section(headline=_headline(utilisation), sheets=tuple(sheets), notes=tuple(notes))
-
-    def remedy(self, group: ReportGroup) -> str:
-        return "these runs record no FLOPs per sample; newer runs do."
 
 
 def _headline(utilisation: Utilisation) -> str:
@@ -371,7 +361,7 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         "gpus",
         Column("published_per_gpu_s", "Published per GPU", "published", "published_text"),
         *("measured", "ratio", "differences"),
-        Column("source", "Source", "source", "source_text"),
+        Column("source", "Source", "source", lambda rate: f"{rate.source}, {rate.address}"),
         "address",
     )
     return Sheet(

@@ -22,10 +22,9 @@ from dlbench.report.wording import DASH, times_value
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
 from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.sweep.charts import settings_charts
 from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import SweptSetting
-from dlbench.views.sweep.view import settings_sheet
+from dlbench.views.sweep.view import settings_charts, settings_sheet
 from tests.support.run_factory import (
     Story,
     Training,

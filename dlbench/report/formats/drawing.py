@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import queue
 import re
 import resource
 import subprocess
@@ -15,15 +14,13 @@ import sys
 from typing import Any
 
 from dlbench.errors import EnvironmentLacksError, RunError
-from dlbench.report.chart_style import CONFIG, FONT
 
 VEGALITE_VERSION = "6.4"  # The language in which charts are written; vl-convert 1.9 carries it.
 V8_ADDRESS_BYTES = 65 << 30  # What V8 (of vl-convert 1.9) reserves when it starts; measured.
 _OTHER_ADDRESS_BYTES = 1 << 30  # Of the rest of a process that draws.
-PROCESSES = 1  # Of some 140 MB; a login node has little to spare.
 _COMMAND = (sys.executable, "-P", "-m", "dlbench.report.formats.drawing")
 _TAG = re.compile(r"<[a-z][^<>]*>")
-# Attributes that Vega writes for its own use, defaults, and the font, which the outermost element hands down.
+# Attributes that Vega writes for its own use, defaults, and the font, which the page gives to the outermost element.
 _NEEDLESS = re.compile(
     r' (?:class="[^"]*"|role="[^"]*"|aria-[a-z]+="[^"]*"|pointer-events="none"|opacity="1"|font-family="[^"]*"'
     r'|xmlns:xlink="[^"]*"|version="[^"]*")'
@@ -46,19 +43,16 @@ def require_address_space() -> None:
 
 
 @functools.cache
-def start() -> queue.SimpleQueue[subprocess.Popen[bytes]]:
-    """Starts the processes that draw, once, and returns those that are idle; they end with this process.
+def start() -> subprocess.Popen[bytes]:
+    """Starts the process that draws, of some 140 MB, once; it ends with this process.
 
     Raises EnvironmentLacksError: V8 cannot start under the limit of addresses.
     """
     require_address_space()
-    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-    for _ in range(PROCESSES):
-        # In a process group of its own, so that Ctrl-C of a terminal ends this process alone.
-        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
-        atexit.register(_end, process)
-        idle.put(process)
-    return idle
+    # In a process group of its own, so that Ctrl-C of a terminal ends this process alone.
+    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    atexit.register(_end, process)
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -68,24 +62,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def to_svg(spec: dict[str, Any], prefix: str) -> str:
     """Returns a static SVG of Vega-Lite with its data inside; `prefix` makes its ids unique in a page, and names the
-    chart in errors.
+    chart in errors. Charts are drawn one after the other: only one thread at a time may call it.
 
     Raises RunError: the process that draws died; RuntimeError: Vega cannot draw the chart.
     """
-    process = start().get()
+    process = start()
     assert process.stdin is not None
     assert process.stdout is not None
-    order = json.dumps({**spec, "config": CONFIG}, allow_nan=False)
     try:
-        process.stdin.write(order.encode("ascii") + b"\n")
+        process.stdin.write(json.dumps(spec, allow_nan=False).encode("ascii") + b"\n")
         process.stdin.flush()
         answer = process.stdout.readline()
     except BrokenPipeError:
         answer = b""
     if not answer.endswith(b"\n"):
-        start.cache_clear()  # The next chart has new processes.
+        start.cache_clear()  # The next chart has a new process.
         raise RunError(f"{prefix}: the process that draws it died (out of memory?)")
-    start().put(process)
     result = json.loads(answer)
     if "error" in result:
         raise RuntimeError(f"{prefix} cannot be drawn: {result['error']}")
@@ -93,19 +85,12 @@ def to_svg(spec: dict[str, Any], prefix: str) -> str:
     ids: dict[str, str] = {}
 
     def shortened(match: re.Match[str]) -> str:
-        tag = _LONG_NUMBER.sub(_rounded, _NEEDLESS.sub("", match[0]))
-        return _ID.sub(with_prefix, tag)
-
-    def with_prefix(match: re.Match[str]) -> str:
-        return match[1] + ids.setdefault(match[2], f"{prefix}-{len(ids)}")
+        tag = _NEEDLESS.sub("", match[0])
+        tag = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), tag)
+        return _ID.sub(lambda name: name[1] + ids.setdefault(name[2], f"{prefix}-{len(ids)}"), tag)
 
     # About half the size, without anything that is visible; text is never changed.
-    svg = _TAG.sub(shortened, result["svg"])
-    return svg.replace("<svg ", f'<svg font-family="{FONT}" ', 1)
-
-
-def _rounded(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    return _TAG.sub(shortened, result["svg"])
 
 
 def _draw_all() -> None:

@@ -21,11 +21,11 @@ import jinja2
 from markupsafe import Markup
 
 from dlbench import bundled
-from dlbench.report.chart_style import CONFIG, WIDE
+from dlbench.report.chart_style import CONFIG, FONT, WIDE
 from dlbench.report.charts import Chart
 from dlbench.report.document import FEW_CARDS, Card, Document, Section, walk
 from dlbench.report.formats.data import write_table
-from dlbench.report.formats.drawing import PROCESSES, VEGALITE_VERSION, require_address_space, to_svg
+from dlbench.report.formats.drawing import VEGALITE_VERSION, require_address_space, to_svg
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
 
@@ -115,7 +115,7 @@ def to_html(document: Document) -> str:
     """Returns the page; equal documents give equal bytes."""
     groups = [section for section in document.sections if section.is_group]
     in_full = [section for section in document.sections if section not in groups[MAX_GROUPS:]]
-    with ThreadPoolExecutor(PROCESSES) as drawers:
+    with ThreadPoolExecutor(1) as drawers:
         drawings = _drawings(in_full, drawers)
         # Done while charts are drawn.
         downloads = list(_downloads(document))
@@ -215,13 +215,13 @@ def _charts(drawings: Sequence[tuple[Section, Sequence[Drawing]]]) -> tuple[dict
 
 
 def _svg(chart: Chart, *, has_subtitle: bool) -> Markup:
-    spec = dict(chart.spec)
+    spec = {**chart.spec, "config": CONFIG}
     if chart.still_width is not None:
         spec["width"] = chart.still_width
     if not has_subtitle:
         spec["title"] = {"text": chart.title}
     # vl-convert escapes text; everything else in the SVG is its own.
-    return _trusted(to_svg(spec, chart.id))
+    return _trusted(to_svg(spec, chart.id).replace("<svg ", f'<svg font-family="{FONT}" ', 1))
 
 
 def _shown(

@@ -27,6 +27,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import judge
 from dlbench.stats.verdict_words import CAUSE
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, CauseShare, Experiment
+from dlbench.views.model import AtPlace
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
 BOUND_SHARE = 1 / 3  # Share of the whole loss from which a step is called bound by a cause.
@@ -285,11 +286,9 @@ Account = tuple[tuple[CauseShare, ...], Part, CauseShare]  # Causes, exchange ph
 
 
 @dataclass(frozen=True, kw_only=True)
-class CausePoint:
+class CausePoint(AtPlace):
     """The account of a rank count of a group."""
 
-    ranks: int
-    nodes: int
     is_baseline: bool
     run_ids: tuple[str, ...]
     verdict: Diagnosis

@@ -219,9 +219,7 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[AccountRow]:
 
 def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[Trial]:
     """Returns what to try next at each rank count."""
-    rows = []
-    for point in points:
-        rows += [Trial(point, experiment.text) for experiment in point.verdict.experiments]
+    rows = [Trial(point, experiment.text) for point in points for experiment in point.verdict.experiments]
     columns: tuple[Column[Trial], ...] = (
         *columns_of(CausePoint, Column("", "At", place_of), "ranks", "nodes", "is_baseline", of="point"),
         Column("finding", "Found", "point.verdict.name"),
@@ -439,6 +437,7 @@ class CausesView(GroupView):
     level = "answer"
     key = "causes"
     after = "time-to-train"
+    lack = VARIANT
 
     def always(self) -> tuple[Sheet[Any], ...]:
         return (account_sheet(()),)
@@ -457,6 +456,3 @@ class CausesView(GroupView):
             notes=tuple(remarks(lost.diagnosed)),
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )
-
-    def remedy(self, group: ReportGroup) -> str:
-        return VARIANT

@@ -26,7 +26,7 @@ from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
-from dlbench.views.model import optional_text
+from dlbench.views.model import AtPlace, optional_text
 from dlbench.views.peak_memory import ended_without_memory, runs_or_none
 
 IN_CORE = ("none", "none")
@@ -63,16 +63,10 @@ def signed_percent(error: float) -> Cell:
     return Cell(f"{sign}{percent(error)}", number=error)
 
 
-def _bytes_or_no(num_bytes: int) -> int | Cell:
-    return num_bytes or Cell("no")
-
-
 @dataclass(frozen=True, kw_only=True)
-class MethodPoint:
+class MethodPoint(AtPlace):
     """The speed and memory of one method with one batch at one rank count."""
 
-    ranks: int
-    nodes: int
     method: str
     label: str = field(metadata=column("Activations", is_brief=True))  # The method's title with its settings.
     recompute: str
@@ -91,7 +85,7 @@ class MethodPoint:
     in_core_bytes: int | None = field(default=None, metadata=column("In core", unit="bytes"))  # By the measured chain.
     capacity_bytes: int | None = field(default=None, metadata=column("Capacity", unit="bytes"))
     over_budget_bytes: int | None = field(
-        default=None, metadata=column("Over the plan", text=_bytes_or_no, unit="bytes")
+        default=None, metadata=column("Over the plan", text=lambda excess: excess or Cell("no"), unit="bytes")
     )
     swapped_bytes: Estimate | None = field(default=None, metadata=column("Moved out"))
     recompute_share: Estimate | None = field(default=None, metadata=column("Recomputing", "recompute_fraction"))
@@ -142,21 +136,17 @@ class MethodPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class Limit(AtPlace):
     """The largest batch in core at one rank count."""
 
-    ranks: int
-    nodes: int
     capacity_bytes: int
     batch: int  # Samples of a pass that fit the capacity in core, by the measured chains.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
+class Gain(AtPlace):
     """The gain of a plan over the methods that treat all blocks equally."""
 
-    ranks: int
-    nodes: int
     batch: int
     planned: str  # Label of the fastest planned method.
     over: str  # Label of the fastest method that treats all blocks equally and is not in core.
@@ -166,11 +156,9 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtLimit:
+class AtLimit(AtPlace):
     """A method, with one batch and rank count, at a memory limit for which a plan was made; it may shard its state."""
 
-    ranks: int
-    nodes: int
     batch: int = field(metadata=column("Batch", "batch_per_rank", is_brief=True))
     limit: int = field(metadata=column("Limit", "limit_bytes", unit="bytes", is_brief=True))
     method: str = field(metadata=column("Method", is_brief=True))

@@ -25,7 +25,7 @@ from dlbench.perfmodels.out_of_core.planner import (
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.report.chart_style import PART_COLOURS, WIDE, si_label
-from dlbench.report.charts import Chart, ReportSubject, Rows, Subject, channel, finish, layer, tooltips
+from dlbench.report.charts import Chart, ReportSubject, Rows, Series, Subject, channel, finish, layer, palette, tooltips
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
@@ -45,10 +45,6 @@ KINDS = {  # Title and colour of the operations of a pass, in the order of the l
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
 
 
-def _decision_text(decision: Decision) -> str:
-    return decision.replace("-swap", ", input swapped")
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlannedPart:
     """A block of a plan."""
@@ -56,7 +52,9 @@ class PlannedPart:
     number: int = field(metadata=column("Block", "block", is_brief=True))
     modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
     num_units: int = field(metadata=column("Units", "units"))
-    decision: Decision = field(metadata=column("Decision", text=_decision_text, is_brief=True))
+    decision: Decision = field(
+        metadata=column("Decision", text=lambda decision: decision.replace("-swap", ", input swapped"), is_brief=True)
+    )
     own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))  # Without its input.
     input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # Output of the block before.
     moved_bytes: int = field(metadata=column("Moves", unit="bytes"))  # Out of the device and back.
@@ -125,15 +123,12 @@ def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], 
                 "shown": format_seconds(span.end_s - span.start_s),
             }
         )
-    titles = {row["kind"] for row in rows}
-    present = [kind for kind in KINDS.values() if kind[0] in titles]
-    colours = {"domain": [title for title, _ in present], "range": [colour for _, colour in present]}
     axis = {"labelExpr": si_label("s"), "tickCount": 6, "grid": True}
     encoding = {
         "y": channel("lane:N", title=None, sort=names, scale={"domain": names}),
         "x": channel("start:Q", title="from the start of the pass", scale={"nice": False, "domainMin": 0}, axis=axis),
         "x2": "end",
-        "color": channel("kind:N", title=None, legend={"orient": "bottom", "columns": 4}, scale=colours),
+        "color": palette(rows, Series("kind", dict(KINDS.values()), columns=4)),
         "tooltip": tooltips({"kind": "operation", "block": "block", "modules": "modules", "shown": "time"}),
     }
     end = max((span.end_s for span in operations), default=0.0)
@@ -385,15 +380,11 @@ def _batch_sheet(plan: CapacityPlan) -> Sheet[MethodForecast]:
         title=f"Batches in {format_bytes(plan.capacity_bytes)}: {plan.measured.sample_unit}/s",
         columns=columns_of(MethodForecast, *names),
         rows=plan.by_batch,
-        pivot=Pivot(corner="Batch", down="method", across=_batch_text, cell=_rate_if_it_fits),
+        pivot=Pivot(corner="Batch", down="method", across=lambda forecast: str(forecast.batch), cell=_rate_if_it_fits),
         caption="Predicted samples per second of forward and backward passes; times and activations in proportion to "
         "the batch. A dash: the method does not fit.",
         in_terminal=True,
     )
-
-
-def _batch_text(forecast: MethodForecast) -> str:
-    return str(forecast.batch)
 
 
 def _rate_if_it_fits(forecast: MethodForecast) -> Cell:

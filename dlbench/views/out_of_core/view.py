@@ -15,14 +15,7 @@ from dlbench.report.wording import DASH, percent, place_text, runs_text, times_t
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 from dlbench.views.model import place_of
-from dlbench.views.out_of_core.numbers import (
-    COLOURS,
-    OTHER_COLOUR,
-    AtLimit,
-    Gain,
-    MethodComparison,
-    MethodPoint,
-)
+from dlbench.views.out_of_core.numbers import COLOURS, OTHER_COLOUR, AtLimit, Gain, MethodComparison, MethodPoint
 
 MAX_GAINS = 4  # Rank counts and batches with a sentence on the gain, the largest ones; the tables have all.
 

@@ -38,6 +38,7 @@ from dlbench.stats.estimates import (
 )
 from dlbench.stats.multiplicity import holm
 from dlbench.stats.pairing import RunKey
+from dlbench.views.model import AtPlace
 from dlbench.views.noise import model_noise_share, samples_over
 
 METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
@@ -149,13 +150,11 @@ class Factors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QualityPoint:
+class QualityPoint(AtPlace):
     """All comparable runs to one quality with one rank and node count. Unless a field says otherwise, times, samples
     and epochs to accuracy are geometric means over the runs that reached the target, the other figures medians.
     """
 
-    ranks: int
-    nodes: int
     global_batch: int = field(metadata=column("Global batch", unit="samples"))
     num_runs: int = field(metadata=column("Runs", "runs"))  # That ended, with failed checks too.
     num_reached: int = field(metadata=column("Reached", "reached", is_brief=True))  # Valid runs that met the target.

@@ -253,6 +253,7 @@ class QualityView(GroupView):
     level = "answer"
     key = "quality"
     after = "start"
+    lack = "these runs measure throughput. To train to the workload's target, run it on real data with --to-accuracy."
 
     def numbers(self, source: GroupSource) -> GroupQuality | None:
         return group_quality(source.group, source.table)
@@ -266,10 +267,6 @@ class QualityView(GroupView):
             charts=partial(quality_charts, group, quality, reached),
             sheets=with_rows(reached, _factors_sheet(quality), _evaluations_sheet(quality)),
         )
-
-    def remedy(self, group: ReportGroup) -> str:
-        how = "To train to the workload's target, run it on real data with --to-accuracy."
-        return f"these runs measure throughput. {how}"
 
 
 def reached_sheet(group: ReportGroup, quality: GroupQuality) -> Sheet[QualityPoint]:

@@ -22,6 +22,7 @@ class SweepView(ReportView):
     title = "Settings compared"
     key = "sweeps"
     after = "summary"
+    lack = "no series was swept: --sweep KEY=A,B with five repeats or more compares settings."
 
     def numbers(self, source: ReportSource) -> tuple[swept.Sweep, ...]:
         if not any(run.plan.series.named for run in source.scan.runs):
@@ -32,6 +33,3 @@ class SweepView(ReportView):
         if not report.views.get(self.key):
             return ()
         return tuple(view.sweep_section(sweep, report, self.title) for sweep in report.all_of(swept.Sweep))
-
-    def remedy(self, report: Report) -> str:
-        return "no series was swept: --sweep KEY=A,B with five repeats or more compares settings."

@@ -26,6 +26,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Combination, Family, KeyEffect, Verdict, contrasts, family_of, key_effect, levels_of
 from dlbench.stats.verdict_words import AXIS, SETTING, SETTING_MARGIN, SETTING_MARGIN_TEXT
 from dlbench.views.doubts import run_doubts
+from dlbench.views.model import AtPlace
 from dlbench.views.next_step import remedy_of
 from dlbench.views.sweep.choice import (
     OVER,
@@ -75,11 +76,9 @@ class SweptAxis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepCell:
+class SweepCell(AtPlace):
     """All settings at one rank count, with equal preset, precision and data."""
 
-    ranks: int
-    nodes: int
     conditions: str
     baseline: str
     has_default: bool  # Whether the baseline is the default setting; otherwise it is the first of the sweep.

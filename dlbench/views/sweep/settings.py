@@ -139,10 +139,6 @@ def _words(autotune: Autotune, *, is_faster: bool) -> str:
     return "; ".join((*parts, f"paid back after {format_number(autotune.break_even_steps, 3)} steps ({gain})"))
 
 
-def _before_colon(published: str) -> str:
-    return published.split(":")[0].split(" eff")[0]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Losses:
     """The loss after equal samples, means over ranks, medians over runs."""
@@ -168,7 +164,9 @@ class SweptSetting:
     gain: Estimate | None = field(metadata=column("Over step before", text=times_cell, is_brief=True))
     """Of a ladder: throughput over that of the last step before it that has figures. The verdict is on this."""
     efficiency: Estimate | None = field(metadata=column("Efficiency"))  # Of a ladder's step.
-    published: str = field(metadata=column("Published", text=_before_colon))  # Of a ladder's step, with source.
+    published: str = field(  # Of a ladder's step, with source.
+        metadata=column("Published", text=lambda published: published.split(":")[0].split(" eff")[0])
+    )
     num_reached: int | None  # Runs that met their target; None, as the next two, if runs measure speed.
     time: Estimate | None = field(metadata=column("Time to accuracy", "time_to_quality_s", is_brief=True))
     """Seconds to the target, geometric mean over runs; None unless every run that ended met it."""
