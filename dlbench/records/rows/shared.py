@@ -179,14 +179,15 @@ def read_header_block(path: Path) -> RowBlock | None:
 def read_part(path: Path) -> RankRows:
     """Reads the blocks of a file of one rank, or of a rank's part of a file. Raises OSError: unreadable."""
     node_file = file_of(path)
-    with open_file(node_file, follow=False) as file:
-        index = _index_of(node_file, file)
-        if node_file is path and len(index.places) > 1:
+    if node_file is path:
+        parts = read_parts(path)
+        if len(parts) > 1:
             raise UnfitFileError(
-                path,
-                f"contains rows of several ranks; name those of one, e.g. {path.name}/rank-{min(index.places):04d}",
+                path, f"contains rows of several ranks; name those of one, e.g. {path.name}/rank-{min(parts):04d}"
             )
-        rank = next(iter(index.places), _ANY) if node_file is path else int(path.name[5:])
+        return next(iter(parts.values()), RankRows([]))
+    with open_file(node_file, follow=False) as file:
+        index, rank = _index_of(node_file, file), int(path.name[5:])
         places = index.places.get(rank, array("Q"))
         pieces = [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
     return _part(index, rank, pieces)
