@@ -241,7 +241,11 @@ def _rank_steps(run: Run, entries: Sequence[RankResult], numbers: Times | None) 
     count = is_measured.shape[1]
     if count != run.record.steps:
         raise IncompleteDataError(f"{path}: {count} steps, record.json has {run.record.steps}; the run is not used")
-    measured: dict[str, Any] = {name: values[:, is_measured[0]] for name, values in steps.items()}
+    chosen: Any = is_measured[0]
+    first = count - int(chosen.sum())
+    if chosen[first:].all():  # Without a copy, as mostly the warm-up steps are the first.
+        chosen = slice(first, None)
+    measured: dict[str, Any] = {name: values[:, chosen] for name, values in steps.items()}
     if numbers is None:
         numbers = measured["step"][0]
     count = measured["step"].shape[1]
