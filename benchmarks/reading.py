@@ -26,7 +26,7 @@ from benchmarks.figures import Figure, timed
 from dlbench.history.history import INDEX, Index, Store
 from dlbench.history.importing import VERSION, make_entries
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.reader import read_alike
+from dlbench.records.rows.reader import read_columns
 from dlbench.records.rows.shared import read_parts
 from dlbench.records.rows.steps import FIELDS, StepReader
 from tests.support.browser import FLAGS
@@ -131,7 +131,7 @@ def rows() -> Iterator[Figure]:
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """All columns of all ranks, by node."""
     parts = ((path, read_parts(path).values()) for path in sorted(folder.glob("*.steps")))
-    return [read_alike([StepReader(path, part) for part in of_node], COLUMNS) or {} for path, of_node in parts]
+    return [read_columns([StepReader(path, part) for part in of_node], COLUMNS) for path, of_node in parts]
 
 
 def _cpu_of_readings(path: Path) -> list[float]:

@@ -161,12 +161,8 @@ def _work() -> Any:
     return ForkingPickler.loads(_packed_work)
 
 
-def _call_work(item: Any) -> Any:
-    return _work()(item)
-
-
 def _work_on(item: Any) -> Any:
-    return _attempt(_call_work, item)
+    return _attempt(lambda work_item: _work()(work_item), item)
 
 
 def _end_with_parent() -> None:

@@ -37,7 +37,7 @@ from dlbench.records.preflight import PreflightReport, SeenRank
 from dlbench.records.record import Record
 from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
-from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, narrow, step_dtype
+from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, narrow
 from dlbench.records.status import Failure, NodeStatuses, RankStatus
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
@@ -195,7 +195,7 @@ def steps_layout() -> str:
     sizes = (
         f"\nA row takes {dtype.itemsize} bytes, without padding and the last three; in a block with a time of 2^32 ns"
     )
-    sizes += f" (4.3 s) or longer `warmup` has `<i4` and all times `<i8`, {step_dtype().itemsize} bytes."
+    sizes += f" (4.3 s) or longer `warmup` has `<i4` and all times `<i8`, {np.dtype([*FIELDS]).itemsize} bytes."
     return "\n".join((*lines, *further, sizes))
 
 

@@ -6,7 +6,8 @@ measured_s / steps`, to the nanosecond. The exchange phase of a single rank is p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +17,7 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.lazy import Times, np
 from dlbench.records.layer_profile import run_of
 from dlbench.records.record import RankResult
-from dlbench.records.rows.reader import read_alike
+from dlbench.records.rows.reader import read_columns
 from dlbench.records.rows.shared import RankRows, file_of, read_parts
 from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader
 from dlbench.records.scan import Run
@@ -86,25 +87,39 @@ def load_steps(run: Run) -> RunSteps:
     """Reads and checks the measured steps of all ranks. Raises IncompleteDataError; ValueError: no valid record."""
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
-    steps = _all_ranks(run)
-    # Steps are longer than 0, and phases are neither negative nor longer than their step.
-    step_ns, phases_ns = steps.step_ns, list(steps.phase_ns.values())
-    for begin in range(0, len(step_ns), _AT_ONCE):
-        block = slice(begin, begin + _AT_ONCE)
-        between_ns = step_ns[block].astype(np.int64)
-        is_bad = between_ns <= 0
-        for times in phases_ns:
-            between_ns -= times[block]
-            is_bad |= times[block] < 0
-        is_bad |= between_ns < -ROUNDING_NS
-        if is_bad.any():
-            row, step = (int(x) for x in np.argwhere(is_bad)[0])
-            rank = begin + row
-            raise IncompleteDataError(
-                f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
-                f"phases {[int(times[rank, step]) for times in phases_ns]} ns"
-            )
-    return steps
+    ranks = sorted(rank.rank for rank in run.record.ranks)
+    if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
+        raise IncompleteDataError(
+            f"{run.folder.record}: has {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; the run is not used"
+        )
+    # A few ranks at a time, so that memory never has a large run twice; whole nodes, whose file is read once.
+    result: RunSteps | None = None
+    entries = sorted(run.record.ranks, key=attrgetter("rank"))
+    per_node = run.plan.layout.ranks_per_node
+    width = max(1, _AT_ONCE // per_node) * per_node
+    for begin in range(0, len(entries), width):
+        numbers = None if result is None else result.numbers
+        for rank, rank_steps in _groups(run, entries[begin : begin + width], numbers):
+            if result is None:
+                result = _empty_steps(rank_steps["step"][0].copy(), len(ranks), has_launches=_KERNELS[0] in rank_steps)
+            if (result.launch is None) != (_KERNELS[0] not in rank_steps):
+                raise IncompleteDataError(f"{run.folder.steps(rank)}: columns differ from those of rank 0")
+            result = _filled(result, rank, rank_steps)
+    assert result is not None
+    return result
+
+
+def _groups(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> Iterator[tuple[int, dict[str, Times]]]:
+    """Yields the first rank and the steps of ranks together; if that fails, of one after the other, up to damage."""
+    try:
+        steps = _rank_steps(run, entries, numbers)
+    except IncompleteDataError:
+        for entry in entries:
+            steps = _rank_steps(run, [entry], numbers)
+            numbers = steps["step"][0]
+            yield entry.rank, steps
+    else:
+        yield entries[0].rank, steps
 
 
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
@@ -151,46 +166,13 @@ def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
         return None, str(error)
 
 
-def _all_ranks(run: Run) -> RunSteps:
-    assert run.record is not None
-    ranks = sorted(rank.rank for rank in run.record.ranks)
-    if len(ranks) != run.plan.layout.ranks or ranks != list(range(len(ranks))):
-        raise IncompleteDataError(
-            f"{run.folder.record}: has {len(ranks)} ranks, the plan has {run.plan.layout.ranks}; the run is not used"
-        )
-    # A few ranks at a time, so that memory never has a large run twice; whole nodes, whose file is read once.
-    result: RunSteps | None = None
-    numbers: Times | None = None
-    entries = sorted(run.record.ranks, key=attrgetter("rank"))
-    per_node = run.plan.layout.ranks_per_node
-    width, are_alike = max(1, _AT_ONCE // per_node) * per_node, True
-    for begin in range(0, len(entries), width):
-        block = entries[begin : begin + width]
-        block_steps: dict[str, Times] | None = None
-        firsts = [entry.rank for entry in block]
-        if are_alike:
-            block_steps = _ranks_alike(run, block, numbers)
-        if block_steps is not None:
-            firsts = [begin]
-        # After the first different files all are read one by one, which also finds the error in a damaged one.
-        are_alike = block_steps is not None
-        for first in firsts:
-            rank_steps = block_steps or _one_rank(run, entries[first], numbers)
-            if result is None:
-                numbers = rank_steps["step"][0].copy()
-                result = _empty_steps(numbers, len(ranks), has_launches=_KERNELS[0] in rank_steps)
-            if (result.launch is None) != (_KERNELS[0] not in rank_steps):
-                raise IncompleteDataError(f"{run.folder.steps(first)}: columns differ from those of rank 0")
-            result = _filled(result, first, rank_steps)
-    assert result is not None
-    return result
-
-
 def _filled(steps: RunSteps, first: int, rank_steps: dict[str, Times]) -> RunSteps:
     """Returns the steps of a run with those of some ranks, `rank_steps`, from rank `first` on."""
-    if steps.step_ns.dtype == _NARROW and not all(_is_narrow(rank_steps[name]) for name in _TIMES):
-        steps = _widened(steps)
     step_ns, start_ns = rank_steps["step_ns"], rank_steps["start_ns"]
+    # No phase is longer than its step and the rounding.
+    if steps.step_ns.dtype == _NARROW and step_ns.max() > np.iinfo(_NARROW).max - ROUNDING_NS:
+        phases_ns = {phase: times.astype(np.int64) for phase, times in steps.phase_ns.items()}
+        steps = replace(steps, step_ns=steps.step_ns.astype(np.int64), phase_ns=phases_ns)
     ranks = slice(first, first + len(step_ns))
     steps.begin_ns[ranks] = start_ns[:, 0]
     steps.end_ns[ranks] = start_ns[:, -1] + step_ns[:, -1]
@@ -228,94 +210,76 @@ def _empty_steps(numbers: Times, ranks: int, *, has_launches: bool) -> RunSteps:
     )
 
 
-def _is_narrow(times_ns: Times) -> bool:
-    limits = np.iinfo(_NARROW)
-    return bool(times_ns.min() >= limits.min and times_ns.max() <= limits.max)
-
-
-def _widened(steps: RunSteps) -> RunSteps:
-    phases = {phase: times.astype(np.int64) for phase, times in steps.phase_ns.items()}
-    return replace(steps, step_ns=steps.step_ns.astype(np.int64), phase_ns=phases)
-
-
-def _columns(reader: StepReader) -> tuple[str, ...]:
-    return (*_COLUMNS, *_BOUNDS) if reader.launches else _COLUMNS
-
-
-def _kernel_times(steps: dict[str, Any]) -> dict[str, Any]:
-    if _BOUNDS[0] not in steps:
-        return {}
-    return {
-        name: kernel_ns(steps[f"{phase}_ns"], steps[bound], steps["warmup"])
-        for name, phase, bound in zip(_KERNELS, LAUNCHED, _BOUNDS, strict=True)
-    }
-
-
 def _readers(run: Run, entries: Sequence[RankResult]) -> list[StepReader]:
     """Returns readers of several ranks; a file of a whole node is opened once."""
-    parts: dict[int, tuple[Path, RankRows]] = {}
+    parts: dict[int, RankRows] = {}
     for first in entries[:: run.plan.layout.ranks_per_node]:
-        file = file_of(run.folder.steps(first.rank))
-        parts |= {rank: (file, part) for rank, part in read_parts(file).items()}
-    return [StepReader(*parts[entry.rank], run_id=run.plan.run_id) for entry in entries]
+        with suppress(OSError):  # The reader of a rank without a part reports why.
+            parts |= read_parts(file_of(run.folder.steps(first.rank)))
+    return [
+        StepReader(run.folder.steps(entry.rank), parts.get(entry.rank), run_id=run.plan.run_id) for entry in entries
+    ]
 
 
-def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times] | None:
-    """Reads `_COLUMNS` of several ranks, shape (ranks, steps); None if their files differ, or one is damaged."""
+def _rank_steps(run: Run, entries: Sequence[RankResult], numbers: Times | None) -> dict[str, Times]:
+    """Reads and checks `_COLUMNS` of the measured steps of some ranks, shape (ranks, steps).
+
+    `numbers`: those of the steps of other ranks. Raises IncompleteDataError: damage; it names the rank if it is one.
+    """
     assert run.record is not None
-    try:
-        readers = _readers(run, entries)
-        steps = read_alike(readers, _columns(readers[0]))
-    except (IncompleteDataError, OSError, KeyError):
-        return None
-    if steps is None or any(reader.torn_bytes for reader in readers):
-        return None
-    if any(reader.header.get("rank", entry.rank) != entry.rank for reader, entry in zip(readers, entries, strict=True)):
-        return None
+    readers = _readers(run, entries)
+    path = readers[0].path
+    steps: dict[str, Any] = read_columns(readers, (*_COLUMNS, *_BOUNDS) if readers[0].launches else _COLUMNS)
+    torn_bytes = sum(reader.torn_bytes for reader in readers)
+    if torn_bytes:
+        raise IncompleteDataError(f"{path}: {torn_bytes} bytes after the last complete step: partly copied?")
+    for entry, reader in zip(entries, readers, strict=True):
+        if reader.header.get("rank", entry.rank) != entry.rank:
+            raise IncompleteDataError(f"{path}: belongs to rank {reader.header['rank']!r}, not to {entry.rank}")
+    # The number of steps of a run to a quality is not planned: the record has it.
     is_measured = steps["warmup"] == 0
     count = is_measured.shape[1]
-    begin = count - int(np.count_nonzero(is_measured[0]))
-    if begin == count or run.record.steps != count:
-        return None
-    if is_measured[:, :begin].any() or not is_measured[:, begin:].all():
-        return None
-    chosen: dict[str, Any] = {name: values[:, begin:] for name, values in steps.items()}
-    for row in range(len(entries) if _BOUNDS[0] in steps else 0):
-        for name, kernels_ns in _kernel_times({name: values[row] for name, values in steps.items()}).items():
-            chosen.setdefault(name, []).append(kernels_ns)
-    if numbers is None:
-        numbers = chosen["step"][0]
-    if (chosen["step"] != numbers).any():
-        return None
-    sums = zip(entries, chosen["samples"].sum(axis=1).tolist(), chosen["step_ns"].sum(axis=1).tolist(), strict=True)
-    if any(_disagreement(entry, samples, step_ns) for entry, samples, step_ns in sums):
-        return None
-    return chosen
-
-
-def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, Times]:
-    """Reads and checks `_COLUMNS` of a rank, shape (1, steps); `numbers`: the step numbers of other ranks."""
-    assert run.record is not None
-    path = run.folder.steps(entry.rank)
-    reader = StepReader(path, run_id=run.plan.run_id)
-    steps: dict[str, Any] = reader.read(_columns(reader))
-    if reader.torn_bytes:
-        raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes after the last complete step: partly copied?")
-    if reader.header.get("rank", entry.rank) != entry.rank:
-        raise IncompleteDataError(f"{path}: belongs to rank {reader.header['rank']!r}, not to {entry.rank}")
-    # The number of steps of a run to a quality is not planned: the record has it.
-    count = len(steps["step"])
     if count != run.record.steps:
         raise IncompleteDataError(f"{path}: {count} steps, record.json has {run.record.steps}; the run is not used")
-    is_measured = steps["warmup"] == 0
-    measured: dict[str, Any] = {name: values[is_measured] for name, values in steps.items()}
-    count = len(measured["step"])
-    if count == 0 or (numbers is not None and not np.array_equal(measured["step"], numbers)):
+    chosen: Any = is_measured[0]
+    first = count - int(chosen.sum())
+    if chosen[first:].all():  # Without a copy, as mostly the warm-up steps are the first.
+        chosen = slice(first, None)
+    measured: dict[str, Any] = {name: values[:, chosen] for name, values in steps.items()}
+    if numbers is None:
+        numbers = measured["step"][0]
+    count = measured["step"].shape[1]
+    is_alike = count == len(numbers) and (is_measured == is_measured[0]).all() and (measured["step"] == numbers).all()
+    if count == 0 or not is_alike:
         raise IncompleteDataError(f"{path}: {count} measured steps, not the same as on the other ranks")
-    problem = _disagreement(entry, int(measured["samples"].sum()), int(measured["step_ns"].sum()))
-    if problem:
-        raise IncompleteDataError(f"{path}: {problem}; the run is not used")
-    return {name: np.asarray(values)[None] for name, values in (measured | _kernel_times(steps)).items()}
+    sums = measured["samples"].sum(axis=1).tolist(), measured["step_ns"].sum(axis=1).tolist()
+    for entry, samples, step_ns in zip(entries, *sums, strict=True):
+        problem = _disagreement(entry, samples, step_ns)
+        if problem:
+            raise IncompleteDataError(f"{path}: {problem}; the run is not used")
+    _refuse_impossible(path, measured)
+    if readers[0].launches:
+        for name, phase, bound in zip(_KERNELS, LAUNCHED, _BOUNDS, strict=True):
+            times = zip(steps[f"{phase}_ns"], steps[bound], steps["warmup"], strict=True)
+            measured[name] = [kernel_ns(*of_rank) for of_rank in times]
+    return measured
+
+
+def _refuse_impossible(path: Path, steps: dict[str, Any]) -> None:
+    """Raises IncompleteDataError: a step is not longer than 0, or a phase is negative or longer than its step."""
+    step_ns, *phases_ns = (steps[name] for name in _TIMES)
+    between_ns = step_ns.astype(np.int64)
+    is_bad = between_ns <= 0
+    for times in phases_ns:
+        between_ns -= times
+        is_bad |= times < 0
+    is_bad |= between_ns < -ROUNDING_NS
+    if is_bad.any():
+        row, step = (int(x) for x in np.argwhere(is_bad)[0])
+        raise IncompleteDataError(
+            f"{path}: impossible times at measured step {step}: step {step_ns[row, step]} ns, "
+            f"phases {[int(times[row, step]) for times in phases_ns]} ns"
+        )
 
 
 def _disagreement(entry: RankResult, samples: int, step_ns: int) -> str:

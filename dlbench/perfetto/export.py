@@ -332,12 +332,6 @@ class ClockReasons:
             yield self._begin, self._last, self._mask, self._samples
 
 
-def clock_reasons_of(columns: Sequence[str]) -> list[ClockReasons]:
-    """Returns the clock reasons of a node's GPUs, in the order of its fields."""
-    matches = filter(None, map(REASONS.fullmatch, columns))
-    return [ClockReasons(column=match[0], gpu=int(match[1])) for match in matches]
-
-
 def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
     """Writes the trace, gzipped if the name ends in `.gz`, completely or not at all; `facts` are its metadata."""
     level = _LEVEL if output.suffix.lower() == ".gz" else None
@@ -392,7 +386,8 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
     columns = list(notes.guarded(_columns(run, node)))
     if not columns:
         return
-    counters, clock_reasons = counters_of(columns), clock_reasons_of(columns)
+    counters, gpu_fields = counters_of(columns), filter(None, map(REASONS.fullmatch, columns))
+    clock_reasons = [ClockReasons(column=match[0], gpu=int(match[1])) for match in gpu_fields]
     low, high = run.window or (-1 << 62, 1 << 62)
     gpus: set[int] = set()
 

@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
@@ -135,34 +138,29 @@ def read_trace_run(
 
 def _earliest(run: Run, node_of: tuple[int, ...], notes: Notes) -> dict[int, int]:
     """Returns the first time in the files of each node, on its clock, of the whole run."""
-    earliest: dict[int, int] = {}
-
-    def add(node: int, time: int) -> None:
-        earliest[node] = min(time, earliest.get(node, time))
-
+    times_of_nodes: list[tuple[int, Iterator[int]]] = []
     for rank, node in enumerate(node_of):
         if file_of(run.folder.steps(rank)).exists():
-            rows = next(notes.guarded(step_rows(run.folder.steps(rank), run.plan.run_id, Notes())), None)
-            if rows is not None:
-                add(node, int(rows.edges[0, 0]))
+            first_rows = islice(step_rows(run.folder.steps(rank), run.plan.run_id, Notes()), 1)
+            times_of_nodes.append((node, (int(rows.edges[0, 0]) for rows in first_rows)))
         if file_of(run.folder.spans(rank)).exists():
-            for time in notes.guarded(_span_beginnings(run, rank)):
-                add(node, time)
-    for node in range(run.plan.layout.nodes):
-        if run.folder.samples(node).exists():
-            for time in notes.guarded(_first_sample(run, node)):
-                add(node, time)
+            times_of_nodes.append((node, _span_beginnings(run, rank)))
+    sampled_nodes = (node for node in range(run.plan.layout.nodes) if run.folder.samples(node).exists())
+    times_of_nodes += [(node, _first_sample(run, node)) for node in sampled_nodes]
+    earliest: dict[int, int] = {}
+    for node, times in times_of_nodes:
+        for time in notes.guarded(times):
+            earliest[node] = min(time, earliest.get(node, time))
     return earliest
 
 
 def _span_beginnings(run: Run, rank: int) -> Iterator[int]:
     for rows in SpanReader(path=run.folder.spans(rank), run_id=run.plan.run_id).blocks():
-        begin = rows["start_ns"] - rows["queued_ns"]
-        is_valid = (begin >= 0) & (rows["start_ns"] < LARGEST_NS)
-        for name in ("duration_ns", "queued_ns"):
-            is_valid &= (rows[name] >= 0) & (rows[name] < LARGEST_NS)
+        start, duration, queued = rows["start_ns"], rows["duration_ns"], rows["queued_ns"]
+        times = np.stack([start - queued, start, duration, queued])
+        is_valid = (times >= 0).all(axis=0) & (times < LARGEST_NS).all(axis=0)
         if is_valid.any():
-            yield int(begin[is_valid].min())
+            yield int(times[0, is_valid].min())
 
 
 def _first_sample(run: Run, node: int) -> Iterator[int]:

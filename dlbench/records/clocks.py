@@ -76,9 +76,6 @@ class ClockLine(Spec):
         total: Times = offsets[start] + np.rint(slopes[segments] * (local_ns - point_times_ns[start])).astype(np.int64)
         return total
 
-    def offset_at(self, local_ns: int) -> int:
-        return int(self.offsets_at(np.array([local_ns], dtype=np.int64))[0])
-
     def bounds_at(self, local_ns: Times) -> Times:
         """Returns the largest errors of `offsets_at`, ns, for a constant drift, of a clock that is known; 0 on node 0.
 

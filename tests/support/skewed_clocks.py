@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from dlbench.node.watching.agent import COMMAND, SamplerProcess
 from dlbench.node.watching.sampler import SamplerOrder
 from dlbench.records.clocks import ClockLine
@@ -72,7 +74,7 @@ def _round(networks: Sequence[str], folder: Path) -> tuple[int, int]:
     bound_ns = line.bound_at(_middle(line))
     assert line.points, line.problem
     assert bound_ns is not None
-    return line.offset_at(_middle(line)) - true_ns, bound_ns
+    return int(line.offsets_at(np.array([_middle(line)]))[0]) - true_ns, bound_ns
 
 
 def _account(sampler: SamplerProcess) -> NodeWatch:

@@ -18,6 +18,7 @@ from typing import Any
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Array, Flags, Times, np
 from dlbench.records.record import RankResult
+from dlbench.records.rows.reader import read_columns
 from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
@@ -239,7 +240,7 @@ class NodeSamples:
 
 def read_node(run: Run, node: int, pattern: re.Pattern[str]) -> NodeSamples:
     """Reads the wanted fields of a node. Raises IncompleteDataError: its file of samples is missing or damaged."""
-    reader = SamplesReader.of_whole_file(run.folder.samples(node), run.plan.run_id)
+    reader = SamplesReader(run.folder.samples(node), run.plan.run_id)
     names = tuple(reader.columns)
     rows = reader.read_rows()
     header = reader.header
@@ -319,8 +320,8 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
     if not ranks:
         raise IncompleteDataError(f"{run.folder.path}: the record names no rank on node {node}")
     reader = StepReader(run.folder.steps(ranks[0].rank), run_id=run.plan.run_id)
-    steps: dict[str, Any] = reader.read(("warmup", "start_ns", "step_ns"))
-    return steps
+    steps: dict[str, Any] = read_columns([reader], ("warmup", "start_ns", "step_ns"))
+    return {name: values[0] for name, values in steps.items()}
 
 
 def node_stages(run: Run, node: int) -> NodeStages:

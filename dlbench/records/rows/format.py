@@ -130,7 +130,12 @@ class BlockWriter:
 
     def _block(self, note: Mapping[str, Any] | None, rows: bytes = b"", *, is_stored: bool = False) -> bytes:
         json_data = b"" if note is None else deflated_json(note)
-        return block(self._rank, self._num_blocks, json_data, _member_end(rows, is_stored=is_stored), self._seed)
+        if is_stored and len(rows) <= MAX_STORED:
+            content = STORED.pack(1, len(rows), len(rows) ^ MAX_STORED) + rows
+        else:
+            content = _deflated(rows)
+        member_end = content + TRAILER.pack(zlib.crc32(rows), len(rows))
+        return block(self._rank, self._num_blocks, json_data, member_end, self._seed)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -169,15 +174,6 @@ class BlockWriter:
 
 def _row_struct(fields: Fields) -> struct.Struct:
     return struct.Struct("<" + "".join(CODES[kind] for _, kind in fields))
-
-
-def _member_end(rows: bytes, *, is_stored: bool) -> bytes:
-    """Returns packed rows as the end of a gzip member."""
-    if is_stored and len(rows) <= MAX_STORED:
-        content = STORED.pack(1, len(rows), len(rows) ^ MAX_STORED) + rows
-    else:
-        content = _deflated(rows)
-    return content + TRAILER.pack(zlib.crc32(rows), len(rows))
 
 
 def deflated_json(content: Mapping[str, Any]) -> bytes:

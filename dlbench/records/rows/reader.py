@@ -64,24 +64,19 @@ class BlockReader:
         for stored_dtype, content in self._pieces():
             yield _converted([np.frombuffer(content, stored_dtype)], dtype)
 
-    def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Returns some columns of all rows, by name, each of shape (rows,); much faster than by block."""
-        dtype, arrays = self.dtype(), _gathered(self._pieces())
-        return {name: _column(arrays, name, dtype) for name in names}
-
     def read_rows(self) -> Rows:
         """Returns all rows as one structured array."""
         return _converted(_gathered(self._pieces()), self.dtype())
 
     def dtype(self) -> np.dtype[np.void]:
         """Returns the numpy type of a row. Raises IncompleteDataError: the header's columns are damaged."""
-        return _dtype(tuple(self.wide_fields) or self.fields())
+        return _dtype(tuple(self.wide_fields) or self.fields)
 
     def _pieces(self) -> Iterator[tuple[np.dtype[np.void], bytes | memoryview]]:
         """Yields the rows of every block as they were packed, with their type. Raises IncompleteDataError: damage."""
         self.notes.clear()
         self.torn_bytes = 0
-        header_dtype = _dtype(self.fields())
+        header_dtype = _dtype(self.fields)
         try:
             part = self._part or read_part(self.path)
         except OSError as error:
@@ -92,7 +87,11 @@ class BlockReader:
             dtype = header_dtype
             if block.json and self._takes_wide_rows(self._json(block)):
                 dtype = self.dtype()
-            rows = _stored_rows(block.rows) or self._inflated_rows(block.rows)
+            rows = _stored_rows(block.rows)
+            if rows is None:
+                rows, trailer = self._inflated(block.rows)
+                if len(trailer) != TRAILER.size:
+                    raise self._damaged()
             if len(rows) % dtype.itemsize:
                 raise self._damaged()
             if rows:
@@ -116,13 +115,6 @@ class BlockReader:
         if fast_zlib.crc32(block.rows, fast_zlib.crc32(block.json, self._seed)) != block.check:
             raise self._damaged()
 
-    def _inflated_rows(self, data: bytes | memoryview) -> bytes:
-        """Returns the rows of the end of a gzip member."""
-        rows, remaining = self._inflated(data)
-        if len(remaining) != TRAILER.size:
-            raise self._damaged()
-        return rows
-
     def _inflated(self, data: bytes | memoryview) -> tuple[bytes, bytes]:
         """Returns the inflated beginning of a part of a block, and what follows it."""
         engine = fast_zlib.decompressobj(-zlib.MAX_WBITS)
@@ -145,12 +137,9 @@ class BlockReader:
             raise self._damaged()
         return content
 
+    @cached_property
     def fields(self) -> tuple[tuple[str, str], ...]:
         """Returns name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
-        return self._fields
-
-    @cached_property
-    def _fields(self) -> tuple[tuple[str, str], ...]:
         fields = self.header.get("fields")
         kinds = None
         if isinstance(fields, list) and set(map(type, fields)) == {list}:
@@ -167,14 +156,16 @@ class BlockReader:
         return IncompleteDataError(f"{self.path}: cannot be read: {error.strerror or error}")
 
 
-def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Returns columns of equally many rows of several ranks, shape (ranks, rows); None if columns or rows differ.
+def read_columns(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values]:
+    """Returns columns of equally many rows of one rank or several, shape (ranks, rows), faster than `read_rows`.
 
-    They have the types of the file, if all blocks have the same.
+    They have the types of the file, if all blocks have the same. Raises IncompleteDataError: also if columns or rows of
+    the ranks differ.
     """
-    fields, dtype = readers[0].fields(), readers[0].dtype()
-    if any(reader.fields() != fields or reader.dtype() != dtype for reader in readers):
-        return None
+    fields, dtype = readers[0].fields, readers[0].dtype()
+    unlike = IncompleteDataError(f"{readers[0].path}: columns or rows differ from those of other ranks")
+    if any(reader.fields != fields or reader.dtype() != dtype for reader in readers):
+        raise unlike
     pieces: list[tuple[np.dtype[np.void], bytes | memoryview]] = []
     row_counts = set()
     for reader in readers:
@@ -182,7 +173,7 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
         row_counts.add(sum(len(content) // stored_dtype.itemsize for stored_dtype, content in of_reader))
         pieces += of_reader
     if len(row_counts) > 1:
-        return None
+        raise unlike
     arrays = _gathered(pieces)
     if len(arrays) == 1:
         dtype = arrays[0].dtype

@@ -9,7 +9,6 @@ from typing import Any
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader
-from dlbench.records.rows.shared import RankRows, read_parts
 
 SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
 
@@ -33,8 +32,8 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
 class SamplesReader(BlockReader):
     """Reads the samples of a node. `run_id`: the run that they must belong to; empty: any."""
 
-    def __init__(self, path: Path, part: RankRows | None = None, *, run_id: str = "") -> None:
-        super().__init__(path, SAMPLES_FORMAT, "samples", part, run_id)
+    def __init__(self, path: Path, run_id: str = "") -> None:
+        super().__init__(path, SAMPLES_FORMAT, "samples", run_id=run_id)
         header = self.header
         if header.get("version") != SAMPLES_VERSION:
             raise IncompleteDataError(f"{path}: samples of an unknown version ({header.get('version')!r})")
@@ -43,23 +42,14 @@ class SamplesReader(BlockReader):
             wrong = ["period_s"]
         if wrong:
             raise IncompleteDataError(f"{path}: the header's `{wrong[0]}` is damaged")
-        fields = self.fields()
+        fields = self.fields
         kinds = {kind for _, kind in fields[len(TIME_FIELDS) :]}
         if fields[: len(TIME_FIELDS)] != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
             raise IncompleteDataError(f"{path}: the header's `fields` are damaged")
 
-    @staticmethod
-    def of_whole_file(path: Path, run_id: str) -> SamplesReader:
-        """Returns a reader that has read the file at once; of a damaged one it reads each part when it is needed."""
-        try:
-            parts = [*read_parts(path).values()]
-        except OSError:
-            parts = []
-        return SamplesReader(path, parts[0] if len(parts) == 1 else None, run_id=run_id)
-
     @property
     def columns(self) -> list[str]:
-        return [name for name, _ in self.fields()[len(TIME_FIELDS) :]]
+        return [name for name, _ in self.fields[len(TIME_FIELDS) :]]
 
     @property
     def failures(self) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import struct
 import zlib
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -62,6 +63,7 @@ class _Index(NamedTuple):
     places: defaultdict[int, array[int]]  # By rank: offset and length of each block in turn.
     torn: Counter[int]  # By rank: bytes of an incomplete block.
     broken: set[int]  # Ranks with further blocks that are damaged; `_ANY`: all of them.
+    unchecked: set[int]  # Ranks with a block whose CRC-32 was not found right.
 
 
 def block(rank: int, number: int, json: bytes, rows: bytes, seed: int) -> bytes:
@@ -98,78 +100,56 @@ def _indexed(path: Path, inode: int, size: int, changed_ns: int) -> _Index:
         return _index(file.read(size))
 
 
-def _whole_blocks(data: bytes) -> list[tuple[int, RowBlock]] | None:
-    """Returns every block with its rank, if the data are nothing but whole blocks in their order; None if anything is
-    torn, damaged or missing.
-    """
-    blocks: list[tuple[int, RowBlock]] = []
-    view, crc32, unpack_head = memoryview(data), fast_zlib.crc32, _HEAD.unpack_from
-    seeds: dict[int, int] = {}
-    numbers: dict[int, int] = {}
-    at, size = 0, len(data)
+def _index(data: bytes) -> _Index:
+    """Returns the index of a file, from block to block; behind a torn or damaged one the next head is searched for."""
+    index = _Index(defaultdict(partial(array, "Q")), Counter(), set(), set())
+    view, seeds, size = memoryview(data), Counter[int](), len(data)
+    at = _next_head(data, 0)
+    # Before the first head there may be a part of one, which was then written again.
+    if at >= HEAD_BYTES or not _GZIP.startswith(data[: min(at, len(_GZIP))]):
+        index.broken.add(_ANY)
     while at < size:
-        content = at + HEAD_BYTES
-        if content > size:
-            return None
-        gzip, extra_bytes, subfield, rank, number, length, check, head_check = unpack_head(data, at)
-        end = content + length
-        if gzip != _GZIP or subfield != _SUBFIELD or end > size or number != numbers.get(rank, 0):
-            return None
+        *_, rank, number, length, check, _ = _HEAD.unpack_from(data, at)
+        content, end = at + HEAD_BYTES, at + HEAD_BYTES + length
         seed = seeds[rank] if number else 0
         # A torn block whose length happens to reach the beginning of another one has the wrong content.
-        if crc32(view[at : content - 4]) != head_check or crc32(view[content:end], seed) != check:
-            return None
-        if not number:
-            seeds[rank] = check
-        numbers[rank] = number + 1
-        rows_begin = content + extra_bytes - _EXTRA_BYTES
-        blocks.append((rank, RowBlock(data[content:rows_begin], view[rows_begin:end], check)))
-        at = end
-    return blocks
-
-
-def _index(data: bytes) -> _Index:
-    blocks = _whole_blocks(data)
-    if blocks is None:
-        return _searched(data)
-    index = _Index(defaultdict(partial(array, "Q")), Counter(), set())
-    at = 0
-    for rank, (json, rows, _) in blocks:
-        size = HEAD_BYTES + len(json) + len(rows)
-        index.places[rank].extend((at, size))
-        at += size
+        has_content = end <= size and fast_zlib.crc32(view[content:end], seed) == check
+        following = _next_head(data, end if has_content else content)
+        if following < end:
+            index.torn[rank] = following - at
+        else:
+            if following - end >= HEAD_BYTES:
+                index.broken.add(_ANY)
+            elif following == size:
+                index.torn[_ANY] = following - end
+            places = index.places[rank]
+            if 2 * number != len(places):
+                index.broken.add(rank)
+            if not has_content:
+                index.unchecked.add(rank)
+            if not number:
+                seeds[rank] = check
+            places.extend((at, end - at))
+            del index.torn[rank]
+        at = following
     return index
 
 
-def _searched(data: bytes) -> _Index:
-    """Returns the index of a file in which blocks are torn, damaged or missing: every head is searched for."""
-    index = _Index(defaultdict(partial(array, "Q")), Counter(), set())
-    heads = [mark.start() for mark in _MARK.finditer(data) if _is_head(data[mark.start() : mark.start() + HEAD_BYTES])]
-    begin = heads[0] if heads else len(data)
-    # Before the first head there may be a part of one, which was then written again.
-    if begin >= HEAD_BYTES or not _GZIP.startswith(data[: min(begin, len(_GZIP))]):
-        index.broken.add(_ANY)
-    for at, end in zip(heads, [*heads[1:], len(data)], strict=False):
-        *_, rank, number, length, _, _ = _HEAD.unpack_from(data, at)
-        size = HEAD_BYTES + length
-        if end - at < size:
-            index.torn[rank] = end - at
-            continue
-        num_remaining = end - at - size
-        if num_remaining >= HEAD_BYTES:
-            index.broken.add(_ANY)
-        elif end == len(data):
-            index.torn[_ANY] = num_remaining
-        places = index.places[rank]
-        if 2 * number != len(places):
-            index.broken.add(rank)
-        places.extend((at, size))
-        del index.torn[rank]
-    return index
+def _next_head(data: bytes, begin: int) -> int:
+    """Returns where the first head from `begin` on is; the length of the data if there is none."""
+    if _is_head(data, begin):
+        return begin
+    heads = (mark.start() for mark in _MARK.finditer(data, begin) if _is_head(data, mark.start()))
+    return next(heads, len(data))
 
 
-def _is_head(head: bytes) -> bool:
-    return len(head) == HEAD_BYTES and zlib.crc32(head[:-4]).to_bytes(4, "little") == head[-4:]
+def _is_head(data: bytes, at: int) -> bool:
+    head = data[at : at + HEAD_BYTES]
+    return (
+        len(head) == HEAD_BYTES
+        and head.startswith(_GZIP)
+        and fast_zlib.crc32(head[:-4]).to_bytes(4, "little") == head[-4:]
+    )
 
 
 def file_of(path: Path) -> Path:
@@ -189,7 +169,7 @@ def read_header_block(path: Path) -> RowBlock | None:
                 return None
             offset = places[0]
         head = os.pread(file.fileno(), HEAD_BYTES, offset)
-        if not _is_head(head) or not _MARK.match(head):
+        if not _is_head(head, 0):
             return None
         *_, length, _, _ = _HEAD.unpack(head)
         content = os.pread(file.fileno(), min(length, _MAX_HEADER), offset + HEAD_BYTES)
@@ -199,45 +179,41 @@ def read_header_block(path: Path) -> RowBlock | None:
 def read_part(path: Path) -> RankRows:
     """Reads the blocks of a file of one rank, or of a rank's part of a file. Raises OSError: unreadable."""
     node_file = file_of(path)
-    with open_file(node_file, follow=False) as file:
-        index = _index_of(node_file, file)
-        if node_file is path and len(index.places) > 1:
+    if node_file is path:
+        parts = read_parts(path)
+        if len(parts) > 1:
             raise UnfitFileError(
-                path,
-                f"contains rows of several ranks; name those of one, e.g. {path.name}/rank-{min(index.places):04d}",
+                path, f"contains rows of several ranks; name those of one, e.g. {path.name}/rank-{min(parts):04d}"
             )
-        rank = next(iter(index.places), _ANY) if node_file is path else int(path.name[5:])
+        return next(iter(parts.values()), RankRows([]))
+    with open_file(node_file, follow=False) as file:
+        index, rank = _index_of(node_file, file), int(path.name[5:])
         places = index.places.get(rank, array("Q"))
         pieces = [os.pread(file.fileno(), places[n + 1], places[n]) for n in range(0, len(places), 2)]
     return _part(index, rank, pieces)
 
 
-def _part(index: _Index, rank: int, pieces: list[bytes]) -> RankRows:
+def _part(index: _Index, rank: int, pieces: Iterable[bytes | memoryview], *, is_checked: bool = False) -> RankRows:
     is_damaged = not index.broken.isdisjoint({rank, _ANY})
-    return RankRows([*map(_block_of, pieces)], index.torn[rank] + index.torn[_ANY], is_damaged)
+    return RankRows([*map(_block_of, pieces)], index.torn[rank] + index.torn[_ANY], is_damaged, is_checked)
 
 
-def _block_of(data: bytes) -> RowBlock:
+def _block_of(data: bytes | memoryview) -> RowBlock:
     _, extra_bytes, *_, check, _ = _HEAD.unpack_from(data)
     end = HEAD_BYTES + extra_bytes - _EXTRA_BYTES
-    return RowBlock(data[HEAD_BYTES:end], data[end:], check)
+    return RowBlock(bytes(data[HEAD_BYTES:end]), data[end:], check)
 
 
 def read_parts(path: Path) -> dict[int, RankRows]:
     """Returns the blocks of every rank of a node's file, which is read once. Raises OSError: unreadable."""
     with open_file(path, follow=False) as file:
         data = file.read()
-    blocks = _whole_blocks(data)
-    if blocks is not None:
-        blocks_by_rank: defaultdict[int, list[RowBlock]] = defaultdict(list)
-        for rank, row_block in blocks:
-            blocks_by_rank[rank].append(row_block)
-        return {rank: RankRows(of_rank, is_checked=True) for rank, of_rank in blocks_by_rank.items()}
-    index = _searched(data)
-    return {
-        rank: _part(index, rank, [data[places[n] : places[n] + places[n + 1]] for n in range(0, len(places), 2)])
-        for rank, places in index.places.items()
-    }
+    index, view = _index(data), memoryview(data)
+    parts = {}
+    for rank, places in index.places.items():
+        pieces = (view[places[n] : places[n] + places[n + 1]] for n in range(0, len(places), 2))
+        parts[rank] = _part(index, rank, pieces, is_checked=rank not in index.unchecked)
+    return parts
 
 
 def parts_of(path: Path) -> dict[int, Path]:

@@ -44,11 +44,6 @@ def narrow(fields: Fields) -> tuple[tuple[str, str], ...]:
     return tuple((name, kinds.get(name, kind)) for name, kind in fields)
 
 
-def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
-    """Returns the numpy type of a row. `launches`: with the columns of GPUs."""
-    return np.dtype([*FIELDS, *LAUNCH_FIELDS] if launches else [*FIELDS])
-
-
 _ALL_FIELDS = (*FIELDS, *LAUNCH_FIELDS)
 # Columns in a header and in memory; early files have the types of memory.
 _LAYOUTS = [(fields, wide) for wide in (FIELDS, _ALL_FIELDS) for fields in (narrow(wide), wide)]
@@ -121,7 +116,7 @@ class StepReader(BlockReader):
         layout = next(((fields, wide) for fields, wide in _LAYOUTS if [*map(list, fields)] == in_header), None)
         if version != STEPS_VERSION or layout is None:
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
-        self._fields, self.wide_fields = layout
+        self.fields, self.wide_fields = layout
         self.launches = layout[1] == _ALL_FIELDS
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from statistics import median
-from typing import Any
 
 from dlbench.analysis.comparability import averaged_id, planned_id
 from dlbench.analysis.scaling import Comparison, Group, Point, Side, compared, group_by, with_train
@@ -18,7 +17,7 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
 from dlbench.projection.gathering import without_strategy
 from dlbench.records.out_of_core import MemoryResult
-from dlbench.records.rows.steps import StepReader
+from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column, times_cell
 from dlbench.report.wording import percent
@@ -375,8 +374,7 @@ def _outside_passes_s(run: Run) -> float | None:
     known.
     """
     try:
-        reader = StepReader(run.folder.steps(0), run_id=run.plan.run_id)
-        steps: dict[str, Any] = reader.read(("warmup", "step_ns", "forward_ns", "backward_ns"))
+        steps = read_steps(run.folder.steps(0), run.plan.run_id).steps
     except IncompleteDataError:
         return None
     outside_ns = (steps["step_ns"] - steps["forward_ns"] - steps["backward_ns"])[steps["warmup"] != 0][1:]

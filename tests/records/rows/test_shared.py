@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.reader import read_alike
+from dlbench.records.rows.reader import read_columns
 from dlbench.records.rows.shared import HEAD_BYTES, block, read_parts
 from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
 
@@ -56,8 +56,7 @@ def test_ranks_share_the_file_of_their_node(tmp_path: Path) -> None:
             one.append((rank, *ROW))
     assert sorted(path.name for path in tmp_path.glob("*.steps")) == ["node-0000.steps", "node-0001.steps"]
     readers = [StepReader(folder.steps(rank)) for rank in range(4)]
-    found = read_alike(readers, ("step",))
-    assert found is not None
+    found = read_columns(readers, ("step",))
     assert found["step"].ravel().tolist() == [0, 1, 2, 3]
     assert str(folder.steps(3)) == f"{tmp_path}/node-0001.steps/rank-0003"
     with pytest.raises(IncompleteDataError, match=r"node-0002\.steps/rank-0004: cannot be read: No such file"):
