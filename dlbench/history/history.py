@@ -49,7 +49,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 # Names of `Store.room`: no other folders are deleted.
 _ROOM_NAME = re.compile(r"\d+\.[0-9a-f]{8}")
 INDEX_VERSION = 5  # Version of the file format; entries have a version of their own.
-SPARE_LINES = 64  # Lines that an index may have, in addition to one for each `BATCH` runs, before it is written anew.
+SPARE_LINES = 64  # Lines that an index may have, in addition to one for each `BATCH` runs, before it is rewritten.
 LINE_RUNS = 4096  # Maximum runs of a line: more would be read hardly faster, and take more memory.
 Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds), and the entry.
 BATCH = 64  # Runs that are read together, and written to the index together.

@@ -69,7 +69,7 @@ class View:
 
     @property
     def has_remedy(self) -> bool:
-        """Whether `remedy` is more than the empty default, so that only then a section must be tried for it."""
+        """Returns whether `remedy` is more than the empty default: only then a section must be tried for it."""
         return type(self).remedy is not View.remedy
 
     def _shown_of(self, owner: HasViews) -> Section | None:

@@ -274,12 +274,8 @@ class TrainedRank(TrainState):
             from dlbench.node.sync.horovod.report import with_tuning_cost
 
             exchange = with_tuning_cost(exchange, steps.step_s)
-        measured_steps = self.schedule.measured
-        if plan.measure.until != "steps":  # it ends when the target is met, on all ranks after the same step
-            measured_steps = steps.steps - self.schedule.warmup
-        checks = check(
-            plan, ranks, measured_steps=measured_steps, exchange=exchange, is_scaled=self.precision.is_scaled
-        )
+        is_scaled = self.precision.is_scaled
+        checks = check(plan, ranks, measured_steps=self._num_measured(), exchange=exchange, is_scaled=is_scaled)
         checks += shuffle.checks
         state = "valid" if all(check.passed for check in checks) else "invalid"
         parameters = list(self.model.parameters())
@@ -321,6 +317,12 @@ class TrainedRank(TrainState):
         for part in self.parts:
             fields |= part.record(everyone)
         return Record.model_validate(fields)
+
+    def _num_measured(self) -> int:
+        if self.context.plan.measure.until == "steps":
+            return self.schedule.measured
+        # It ends when the target is met, on all ranks after the same step.
+        return self.steps.steps - self.schedule.warmup
 
     def _record_warnings(self, everyone: Sequence[RankSummary], exchange: ExchangeResult | None) -> list[str]:
         plan = self.context.plan
