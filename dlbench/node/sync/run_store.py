@@ -1,6 +1,6 @@
-"""Connections of ranks: stores over which they meet (key-value stores on rank 0: torch's TCPStore or Horovod's rendezvous
-server), groups over torch.distributed, and the common part of the engines over it. The stores answer anyone who reaches
-their interface, like Gloo, NCCL and MPI: see docs/security.md.
+"""Connections of ranks: stores over which they meet (key-value stores on rank 0: torch's TCPStore or Horovod's
+rendezvous server), groups over torch.distributed, and the common part of the engines over it. The stores answer anyone
+who reaches their interface, like Gloo, NCCL and MPI: see docs/security.md.
 """
 
 from __future__ import annotations
