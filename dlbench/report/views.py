@@ -70,7 +70,7 @@ class View:
     @property
     def has_remedy(self) -> bool:
         """Returns whether `remedy` is more than the empty default: only then a section must be tried for it."""
-        return type(self).remedy is not View.remedy
+        return self.lack != "" or type(self).remedy is not View.remedy
 
     def _shown_of(self, owner: HasViews) -> Section | None:
         numbers = owner.views.get(self.key)
