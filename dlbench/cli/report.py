@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 FormatT = TypeVar("FormatT", bound=str)
 LIST = "?"
+EARLY_RANKS = (
+    1000  # Of all runs; more are read in several processes, which need the memory that V8 would hold meanwhile.
+)
 FORMAT_MODULES: Mapping[str, Sequence[str]] = {"html": ("vl_convert",)}  # Modules that a format needs.
 FormatName = Literal["html", "json", "csv", "md", "text"]
 SUFFIXES: Mapping[str, FormatName] = {
@@ -232,7 +235,7 @@ def report(
       dlbench report runs --format csv --table runs > runs.csv
     """
     csv_table = None if table == LIST else table
-    chosen = prepared("report", output, format_name, table=csv_table)
+    chosen = prepared("report", output, format_name, table=csv_table, starts_drawing=False)
     from dlbench.records.comm import read_network
     from dlbench.views.scaling_report import assemble, document_of
 
@@ -244,6 +247,10 @@ def report(
     finally:
         gc.freeze()
         gc.enable()
+    if chosen == "html" and sum(run.plan.layout.ranks for run in scanned.runs) <= EARLY_RANKS:
+        from dlbench.report.formats import drawing
+
+        drawing.start()
     if any(run.folder.submission.exists() for run in scanned.runs):
         from dlbench.jobs.slurm.accounting import with_accounting
 
@@ -279,8 +286,11 @@ def prepared(
     suffixes: Mapping[str, FormatName] = SUFFIXES,
     table: str | None = None,
     needs: Sequence[str] = ("numpy",),
+    starts_drawing: bool = True,
 ) -> FormatName:
-    """Checks the output options before anything is read, and returns the format."""
+    """Checks the output options before anything is read, and returns the format. `starts_drawing`: the process that draws
+    a page's charts starts now, to be ready when they are made.
+    """
     check_writable(output)
     chosen = format_by_suffix(output, format_name, suffixes, "text")
     if table is not None and chosen != "csv":
@@ -289,7 +299,9 @@ def prepared(
     if chosen == "html":
         from dlbench.report.formats import drawing
 
-        drawing.start()  # It is ready to draw when the runs are read.
+        drawing.require_address_space()
+        if starts_drawing:
+            drawing.start()
     return chosen
 
 
