@@ -288,8 +288,8 @@ def prepared(
     needs: Sequence[str] = ("numpy",),
     starts_drawing: bool = True,
 ) -> FormatName:
-    """Checks the output options before anything is read, and returns the format. `starts_drawing`: the process that draws
-    a page's charts starts now, to be ready when they are made.
+    """Checks the output options before anything is read, and returns the format. `starts_drawing`: the process that
+    draws a page's charts starts now, to be ready when they are made.
     """
     check_writable(output)
     chosen = format_by_suffix(output, format_name, suffixes, "text")
