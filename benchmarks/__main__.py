@@ -80,6 +80,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "wait.series": wait.series,
     "wait.build": wait.build,
     "demo": spine.demo_time,
+    "reading.rows": reading.rows,
     "reading.few": reading.few,
     "reading.many": reading.many,
     "reading.large": reading.large,
