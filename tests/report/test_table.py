@@ -282,3 +282,9 @@ def test_a_new_view_stands_directly_behind_the_one_that_it_names() -> None:
 def test_a_view_without_a_place_is_an_error(views: list[ReportView]) -> None:
     with pytest.raises(ValueError, match="view"):
         in_order(views, "start")
+
+
+def test_an_interval_is_drawn_from_low_to_high() -> None:
+    layers = lines([{"ranks": 1, "value": 2.0, "low": 1.0, "high": 3.0}], Axis("s"), "#000000", {})
+    (rule,) = (layer["encoding"] for layer in layers if layer["mark"]["type"] == "rule")
+    assert (rule["y"]["field"], rule["y2"]["field"]) == ("low", "high")
