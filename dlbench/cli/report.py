@@ -234,8 +234,7 @@ def report(
       dlbench report runs --where workload=bert --where engine=ddp
       dlbench report runs --format csv --table runs > runs.csv
     """
-    csv_table = None if table == LIST else table
-    chosen = prepared("report", output, format_name, table=csv_table, starts_drawing=False)
+    chosen = prepared("report", output, format_name, table=None if table == LIST else table, starts_drawing=False)
     from dlbench.records.comm import read_network
     from dlbench.views.scaling_report import assemble, document_of
 
@@ -247,10 +246,8 @@ def report(
     finally:
         gc.freeze()
         gc.enable()
-    if chosen == "html" and sum(run.plan.layout.ranks for run in scanned.runs) <= EARLY_RANKS:
-        from dlbench.report.formats import drawing
-
-        drawing.start()
+    if chosen == "html":
+        _start_drawing(scanned)
     if any(run.folder.submission.exists() for run in scanned.runs):
         from dlbench.jobs.slurm.accounting import with_accounting
 
@@ -276,6 +273,13 @@ def report(
         note_counts(output, scaling_report)
     problem = f"{named(runs)}: no run has figures; the report says why"
     finish(scaling_report.damaged, problem, unless=scaling_report.groups)
+
+
+def _start_drawing(scanned: Scan) -> None:
+    if sum(run.plan.layout.ranks for run in scanned.runs) <= EARLY_RANKS:
+        from dlbench.report.formats import drawing
+
+        drawing.start()
 
 
 def prepared(
