@@ -50,5 +50,3 @@ class Deferred(Generic[T]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Deferred) and self.value == other.value
-
-    __hash__ = None  # type: ignore[assignment]  # As of all that is compared by a value that may be mutable.

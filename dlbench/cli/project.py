@@ -94,7 +94,8 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(output: Path | None, format_name: FormatName | None, full: bool, **arguments: Any) -> None:
-        chosen = prepared("project", output, format_name)
+        # Only some projections have a chart, so that the process that draws is started when one has.
+        chosen = prepared("project", output, format_name, starts_drawing=False)
         function(write=lambda document, table: emit(document, chosen, output, table, full=full), **arguments)
 
     full_option = click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group).")

@@ -7,6 +7,7 @@ import glob
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
@@ -246,8 +247,8 @@ def report(
     finally:
         gc.freeze()
         gc.enable()
-    if chosen == "html":
-        _start_drawing(scanned)
+    if chosen == "html" and sum(run.plan.layout.ranks for run in scanned.runs) <= EARLY_RANKS:
+        _start_drawing()
     if any(run.folder.submission.exists() for run in scanned.runs):
         from dlbench.jobs.slurm.accounting import with_accounting
 
@@ -275,10 +276,10 @@ def report(
     finish(scaling_report.damaged, problem, unless=scaling_report.groups)
 
 
-def _start_drawing(scanned: Scan) -> None:
-    if sum(run.plan.layout.ranks for run in scanned.runs) <= EARLY_RANKS:
-        from dlbench.report.formats import drawing
+def _start_drawing() -> None:
+    from dlbench.report.formats import drawing
 
+    with suppress(EnvironmentLacksError):  # Reported with the first chart, as not every page has one.
         drawing.start()
 
 
@@ -300,12 +301,8 @@ def prepared(
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv contains a single table")
     require_modules(command, *needs, *FORMAT_MODULES.get(chosen, ()))
-    if chosen == "html":
-        from dlbench.report.formats import drawing
-
-        drawing.require_address_space()
-        if starts_drawing:
-            drawing.start()
+    if chosen == "html" and starts_drawing:
+        _start_drawing()
     return chosen
 
 

@@ -126,7 +126,7 @@ def channel(text: str, **properties: Any) -> Channel:
     return {"field": name, "type": _TYPES[kind], **properties}
 
 
-def tooltips(titles: Mapping[str, str]) -> list[Layer]:
+def tooltips(titles: Mapping[str, str]) -> list[Channel]:
     """Returns the tooltip of a mark, of fields (texts, or `step:Q`, or `share:Q:.1%`) and their titles."""
     entries = []
     for text, title in titles.items():
